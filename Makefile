@@ -1,0 +1,33 @@
+# Everything works on a fresh clone with Python 3.11 or newer, pip and make: each target first sets up .venv when pyproject.toml has changed.
+
+PYTHON ?= python3.11
+BIN := .venv/bin
+STAMP := .venv/.installed-$(shell cksum < pyproject.toml | tr -d ' ')
+
+.PHONY: setup demo test check clean
+
+setup: $(STAMP)
+
+# Some distributions ship Python without ensurepip; then pip itself fills the environment.
+$(STAMP):
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv || $(PYTHON) -m venv --clear --without-pip .venv
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m pip --python $(BIN)/python install pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	rm -f .venv/.installed-*
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/lastgood demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m 'not slow and not gpu' $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf .venv build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,62 @@
+"""How a run is to be protected."""
+
+from dataclasses import dataclass
+
+from workers.errors import CallerError
+from workers.failpoint import Arm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryConfig:
+    """Raises CallerError, naming the field, for a value that cannot work.
+
+    save_every_steps: a save after every so many steps; None saves the last step only.
+    save_at_end: whether the last step is saved when the loop returns.
+    keep_last: committed checkpoints that are never deleted, counted from the newest.
+    max_failures: how many failures the run survives in all; None leaves it to the rule that a run which makes no progress stops.
+    snapshot_slots: snapshots that each rank may hold in memory at once; each takes as much memory as its shard.
+    memory_fraction_max: the part of a node's memory that may be in use with all snapshots in place; 0 to 1.
+    save_timeout_seconds: how long a save that the loop waits for may take.
+    collective_timeout_seconds: after which a collective of the training's process group fails.
+    takeover_seconds: how long a new driver waits for the processes of an earlier one to end.
+    record_samples: whether the ids of consumed samples are written to the run directory.
+    preload: modules that ranks find imported; importing them must start no thread and open no CUDA.
+    volatile: identity fields that may differ between the saved and the resumed run, e.g. "config.steps".
+    failpoints: faults to inject; for chaos tests.
+    """
+
+    save_every_steps: int | None = 100
+    save_at_end: bool = True
+    keep_last: int = 3
+    max_failures: int | None = None
+    snapshot_slots: int = 2
+    memory_fraction_max: float = 0.9
+    save_timeout_seconds: float = 600.0
+    collective_timeout_seconds: float = 600.0
+    takeover_seconds: float = 30.0
+    record_samples: bool = True
+    preload: tuple[str, ...] = ()
+    volatile: tuple[str, ...] = ()
+    failpoints: tuple[Arm, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.save_every_steps is not None:
+            self._require("save_every_steps", self.save_every_steps >= 1, "a number of steps, at least 1, or None")
+        self._require("keep_last", self.keep_last >= 1, "at least 1")
+        if self.max_failures is not None:
+            self._require("max_failures", self.max_failures >= 0, "at least 0, or None for no limit")
+        self._require("snapshot_slots", self.snapshot_slots >= 2, "at least 2: one is written while the other is kept")
+        self._require("memory_fraction_max", 0 < self.memory_fraction_max <= 1, "above 0 and at most 1")
+        for name in ("save_timeout_seconds", "collective_timeout_seconds", "takeover_seconds"):
+            self._require(name, getattr(self, name) > 0, "above 0")
+        for name in ("preload", "volatile"):
+            value = getattr(self, name)
+            self._require(
+                name,
+                isinstance(value, tuple) and all(isinstance(item, str) for item in value),
+                f"a tuple of strings, e.g. ({'my_package.model' if name == 'preload' else 'config.steps'!r},)",
+            )
+
+    def _require(self, name: str, holds: bool, wanted: str) -> None:
+        if not holds:
+            raise CallerError(f"RecoveryConfig.{name} is {getattr(self, name)!r}; it has to be {wanted}")

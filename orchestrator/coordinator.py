@@ -1,0 +1,465 @@
+"""The coordinator: one actor a run, which wires the pure decisions to agents, keepers and the disk.
+
+Events are handled one at a time, in the order in which they came; what takes long (writing a manifest, deleting) goes on beside
+that and comes back as an event. It may be killed at any moment: members introduce themselves to its successor, which reads the
+generations and the ledger from disk, and no generation ends because of it.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator import recovery
+from orchestrator.archive import RunArchive
+from orchestrator.config import RecoveryConfig
+from orchestrator.decide import rendezvous as rv
+from orchestrator.decide.budget import FailureBudget, Stop
+from orchestrator.mailbox import Mailboxes
+from orchestrator.observe.ledger import Ledger
+from orchestrator.reports import ReportSequence
+from orchestrator.saves import Saves
+from workers import failpoint
+from workers.checkpoint.store import LocalStore
+from workers.errors import LastgoodError
+from workers.messages import (
+    AgentFailed,
+    AgentJoined,
+    Command,
+    EndGeneration,
+    Event,
+    Finish,
+    KeeperJoined,
+    KillRank,
+    PersistFailed,
+    RankExited,
+    RankFinished,
+    RankProgress,
+    RankReady,
+    RankReport,
+    RankRestored,
+    RankStarted,
+    Reported,
+    RestoreFailed,
+    RestoreOrder,
+    ShardPersisted,
+    Snapshotted,
+    SnapshotSkipped,
+    Standing,
+    StartRank,
+)
+
+logger = logging.getLogger("lastgood")
+
+_SETTLE_SECONDS = 5.0
+_END_SECONDS = 5.0
+_KEEPERS_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorConfig:
+    run: str
+    driver: str
+    run_dir: Path
+    recovery: RecoveryConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How the run stands. `error` is None for a run that finished; `error_type` names a class of workers.errors."""
+
+    ended: bool
+    error: str | None = None
+    error_type: str = "TrainingFailed"
+    step: int = 0
+    generation: int = 0
+    metrics: dict[str, Any] = field(default_factory=dict)
+    checkpoint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Overdue:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Proceed:
+    reason: str
+
+
+class Coordinator:
+    """The actor's class. Its methods are what members and the driver call."""
+
+    def __init__(self, config: CoordinatorConfig) -> None:
+        logging.basicConfig(level=logging.INFO)
+        self._config = config
+        self._mail = Mailboxes(config.driver)
+        self._archive = RunArchive(LocalStore(config.run_dir))
+        self._ledger = Ledger(config.run_dir / "ledger.jsonl")
+        failpoint.arm(config.recovery.failpoints, config.run_dir / "faults")
+        self._budget = FailureBudget(config.recovery.max_failures, rng=random.Random())
+        current = recovery.current_generation(self._archive, config.driver)
+        self._rendezvous = rv.Rendezvous(generation=current or 0, resuming=current is not None)
+        self._resuming = current is not None
+        self._saves = Saves(
+            run=config.run,
+            archive=self._archive,
+            ledger=self._ledger,
+            keep_last=config.recovery.keep_last,
+            rebuilding=self._resuming,
+            post_to_rank_keeper=self._post_to_rank_keeper,
+            post_to_keepers=self._post_to_keepers,
+            post_to_agents=self._post_to_agents,
+            on_committed=self._committed,
+        )
+        self._reports = ReportSequence(self._mail.post)
+        self._keepers: dict[str, KeeperJoined] = {}
+        self._keepers_changed = asyncio.Event()
+        self._queue: asyncio.Queue[Any] = asyncio.Queue()
+        self._worker: asyncio.Task[None] | None = None
+        self._outcome = Outcome(ended=False)
+        self._checkpoint: str | None = None
+        self._committed_step: int | None = None
+        self._restore_order: RestoreOrder | None = None
+        self._restore_failed: str | None = None
+        self._loss: float | None = None
+        if self._resuming:
+            recovery.replay(self._ledger.path, config.driver, self._budget)
+        self._ledger.append("coordinator", driver=config.driver, resumed=self._resuming)
+
+    # ------------------------------------------------------------ what members call
+
+    async def join(self, member: str, event: AgentJoined | KeeperJoined, events_taken: int) -> Standing:
+        standing = self._mail.join(member, events_taken)
+        if standing == "member":
+            self._put(event)
+        return standing
+
+    async def tell(self, member: str, batch: Sequence[tuple[int, Event]]) -> Standing:
+        standing, events = self._mail.accept(member, batch)
+        for event in events:
+            self._put(event)
+        return standing
+
+    async def hear(
+        self, member: str, incarnation: str | None, taken: int
+    ) -> tuple[Standing, str, list[tuple[int, Command]]]:
+        return await self._mail.hear(member, incarnation, taken)
+
+    # ------------------------------------------------------------ what the driver calls
+
+    async def keepers_wanted(self, have: Sequence[str]) -> list[str]:
+        """The nodes that need a keeper and have none; waits a while for there to be some."""
+        deadline = time.monotonic() + _KEEPERS_SECONDS
+        while True:
+            wanted = sorted({member.joined.node for member in self._rendezvous.members.values()} - set(have))
+            remaining = deadline - time.monotonic()
+            if wanted or remaining <= 0:
+                return wanted
+            self._keepers_changed.clear()
+            try:
+                await asyncio.wait_for(self._keepers_changed.wait(), remaining)
+            except TimeoutError:
+                continue
+
+    async def outcome(self) -> Outcome:
+        return self._outcome
+
+    async def status(self) -> dict[str, Any]:
+        members = self._rendezvous.members
+        return {
+            "state": self._rendezvous.phase.value,
+            "generation": self._rendezvous.generation,
+            "step": max((member.step for member in members.values()), default=-1),
+            "loss": self._loss,
+            "committed_step": self._committed_step,
+            "ranks": [
+                {
+                    "rank": rank,
+                    "pid": member.process.pid if member.process else None,
+                    "agent_pid": member.joined.pid,
+                    "node_id": member.joined.node,
+                    "step": member.step,
+                }
+                for rank, member in sorted(members.items())
+            ],
+            "keepers": [{"node_id": node, "pid": keeper.pid} for node, keeper in sorted(self._keepers.items())],
+        }
+
+    # ------------------------------------------------------------ events
+
+    def _put(self, event: Any) -> None:
+        if self._worker is None:
+            self._worker = asyncio.get_running_loop().create_task(self._work())
+        self._queue.put_nowait(event)
+
+    async def _work(self) -> None:
+        while True:
+            event = await self._queue.get()
+            try:
+                await self._handle(event)
+            except LastgoodError as error:
+                self._stop(str(error), type(error).__name__)
+            except Exception as error:
+                logger.exception("lastgood: the coordinator could not handle %s", type(event).__name__)
+                self._stop(f"the coordinator failed: {type(error).__name__}: {error}", "TrainingFailed")
+
+    async def _handle(self, event: Any) -> None:
+        rendezvous = self._rendezvous
+        match event:
+            case AgentJoined():
+                await self._agent_joined(event)
+            case KeeperJoined():
+                await self._keeper_joined(event)
+            case RankReady():
+                await self._carry_out(rendezvous.ready(event.agent, event.store_port))
+            case RankStarted():
+                rendezvous.started(event.agent, event.generation, event.process)
+            case RankRestored():
+                self._ledger.append(
+                    "restored",
+                    generation=event.generation,
+                    rank=self._rank_of(event.agent),
+                    checkpoint=event.checkpoint,
+                    step=event.step,
+                    seconds=event.seconds,
+                )
+            case RestoreFailed():
+                if event.generation == rendezvous.generation:
+                    self._restore_failed = event.reason
+            case RankProgress():
+                self._progressed(event)
+            case RankReport():
+                if self._rank_of(event.agent) == 0:
+                    self._reports.metrics(event.metrics)
+            case RankFinished():
+                rendezvous.rank_finished(event)
+            case RankExited():
+                await self._carry_out(rendezvous.exited(event))
+            case AgentFailed():
+                self._stop(event.message, "CallerError")
+            case Reported():
+                self._reports.done(event)
+            case Snapshotted():
+                self._saves.snapshotted(event)
+            case SnapshotSkipped():
+                self._saves.skipped(event)
+            case ShardPersisted():
+                self._saves.persisted(event)
+            case PersistFailed():
+                self._saves.persist_failed(event)
+            case _Overdue():
+                if event.generation == rendezvous.generation:
+                    await self._carry_out(rendezvous.overdue(time.time()))
+            case _Proceed():
+                await self._carry_out(rendezvous.proceed(event.reason))
+
+    async def _agent_joined(self, event: AgentJoined) -> None:
+        before = {member.joined.agent for member in self._rendezvous.members.values()}
+        group = self._rendezvous.group
+        decisions = self._rendezvous.joined(event, time.time())
+        for agent in before - {member.joined.agent for member in self._rendezvous.members.values()}:
+            self._mail.retire(agent)
+        self._reports.joined(event, new_group=event.group != group)
+        self._ledger.append("agent", agent=event.agent, rank=event.rank, pid=event.pid, node=event.node)
+        self._keepers_changed.set()
+        await self._carry_out(decisions)
+        self._resume_saves()
+        if self._outcome.ended:
+            self._mail.post(event.agent, Finish(last_report=self._reports.last))
+
+    async def _keeper_joined(self, event: KeeperJoined) -> None:
+        known = self._keepers.get(event.node)
+        self._keepers[event.node] = event
+        self._ledger.append("keeper", node=event.node, pid=event.pid)
+        if event.problem is not None:
+            self._stop(event.problem, "EnvironmentProblem")
+            return
+        if known is not None and known.pid != event.pid:
+            self._mail.retire(known.keeper) if known.keeper != event.keeper else None
+            self._saves.keeper_lost(self._ranks_on(event.node))
+        self._resume_saves()
+        if self._rendezvous.phase is rv.Phase.CREATING:
+            await self._create_generation(self._rendezvous.reason)
+
+    def _resume_saves(self) -> None:
+        """After a restart: once agents and keepers are back, take over the saves that were under way."""
+        if self._resuming and not self._rendezvous.resuming and self._keepers_complete():
+            self._resuming = False
+            self._saves.rebuild(
+                self._archive.scan().generations, len(self._rendezvous.members), list(self._keepers.values())
+            )
+
+    def _progressed(self, event: RankProgress) -> None:
+        self._rendezvous.progressed(event.agent, event.generation, event.step)
+        if event.loss is not None:
+            self._loss = event.loss
+        if event.first:
+            self._ledger.append(
+                "first_step",
+                generation=event.generation,
+                rank=self._rank_of(event.agent),
+                step=event.step,
+                at_step=event.at,
+            )
+
+    # ------------------------------------------------------------ decisions
+
+    async def _carry_out(self, decisions: Sequence[rv.Decision]) -> None:
+        for decision in decisions:
+            match decision:
+                case rv.CreateGeneration():
+                    await self._create_generation(decision.reason)
+                case rv.StartRanks():
+                    self._start_ranks(decision)
+                case rv.EndRanks():
+                    self._end_ranks(decision)
+                case rv.Judge():
+                    await self._judge(decision.failure)
+                case rv.AllFinished():
+                    self._finish(decision)
+
+    async def _create_generation(self, reason: str) -> None:
+        if not self._keepers_complete():
+            return  # the last keeper's joining brings us here again
+        created = await asyncio.to_thread(
+            recovery.create_generation,
+            self._archive,
+            run_dir=self._config.run_dir,
+            committed=recovery.committed_names(self._ledger.path),
+            driver=self._config.driver,
+            reason=reason,
+            world_size=len(self._rendezvous.members),
+        )
+        self._saves.restoring = created.record.parent
+        self._restore_failed = None
+        self._saves.generation_started(created.generations, created.record.world_size)
+        self._budget.generation_started(created.record.restored_step)
+        for name, why in created.quarantined.items():
+            self._ledger.append("quarantine", checkpoint=name, reason=why)
+        for name, why in created.passed:
+            logger.warning("lastgood: checkpoint %s is passed over: %s", name, why)
+        self._restore_order = (
+            RestoreOrder(checkpoint=created.record.parent, step=created.record.restored_step)
+            if created.record.parent
+            else None
+        )
+        await self._carry_out(self._rendezvous.created(created.record.number))
+        self._ledger.append(
+            "generation",
+            generation=created.record.number,
+            driver=self._config.driver,
+            reason=reason,
+            restored_step=created.record.restored_step,
+            source=created.record.source,
+            checkpoint=created.record.parent,
+            ranks=len(self._rendezvous.members),
+        )
+
+    def _start_ranks(self, decision: rv.StartRanks) -> None:
+        for rank, agent in enumerate(decision.agents):
+            self._mail.post(
+                agent,
+                StartRank(
+                    generation=decision.generation,
+                    rank=rank,
+                    local_rank=self._rendezvous.members[rank].joined.local_rank,
+                    world_size=len(decision.agents),
+                    store_host=decision.store_host,
+                    store_port=decision.store_port,
+                    restore=self._restore_order,
+                ),
+            )
+
+    def _end_ranks(self, decision: rv.EndRanks) -> None:
+        for agent in decision.agents:
+            self._mail.post(agent, KillRank(generation=decision.generation))
+        asyncio.get_running_loop().call_later(_END_SECONDS, self._put, _Overdue(decision.generation))
+
+    async def _judge(self, failure: rv.Failure) -> None:
+        """A generation is over: write down why, and go on or stop."""
+        self._post_to_keepers(EndGeneration(generation=failure.generation))
+        self._ledger.append("failure", **recovery.describe(failure), restore_failed=self._restore_failed)
+        self._saves.generation_ended(failure.generation)
+        error = failure.first.error
+        if self._restore_failed is not None and self._saves.restoring is not None:
+            await asyncio.to_thread(self._archive.quarantine, self._saves.restoring, self._restore_failed)
+            self._ledger.append("quarantine", checkpoint=self._saves.restoring, reason=self._restore_failed)
+            self._put(_Proceed("restore_failed"))
+            return
+        if error is not None and error.exit_code != LastgoodError.exit_code:
+            self._stop(recovery.stop_message(failure, "repeating it cannot help"), error.type)
+            return
+        verdict = self._budget.failure(failure.first.kind, max(failure.step, 0))
+        if isinstance(verdict, Stop):
+            self._stop(recovery.stop_message(failure, verdict.reason), "TrainingFailed")
+            return
+        await self._saves.settle(_SETTLE_SECONDS)
+        asyncio.get_running_loop().call_later(verdict.delay_seconds, self._put, _Proceed("failure"))
+
+    def _finish(self, decision: rv.AllFinished) -> None:
+        finished = decision.finished
+        self._reports.metrics({**finished.metrics, "step": finished.step})
+        self._reports.flush()
+        self._ledger.append(
+            "finished", generation=decision.generation, step=finished.step, protected=finished.protected
+        )
+        self._end(
+            Outcome(
+                ended=True,
+                step=finished.step,
+                generation=decision.generation,
+                metrics={**finished.metrics, "step": finished.step},
+                checkpoint=self._checkpoint or recovery.newest_checkpoint(self._archive),
+            )
+        )
+
+    def _stop(self, error: str, error_type: str) -> None:
+        """End the run with an error; the first one counts."""
+        if self._outcome.ended:
+            return
+        self._ledger.append("stopped", reason=error, error_type=error_type)
+        for decision in self._rendezvous.stop():
+            if isinstance(decision, rv.EndRanks):
+                self._end_ranks(decision)
+        self._end(
+            Outcome(ended=True, error=error, error_type=error_type, generation=self._rendezvous.generation)
+        )
+
+    def _end(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+        self._post_to_agents(Finish(last_report=self._reports.last))
+
+    def _committed(self, step: int, generation: int, checkpoint: str) -> None:
+        self._checkpoint, self._committed_step = checkpoint, step
+        self._budget.committed(step)
+        self._reports.commit(step, str(self._config.run_dir / "checkpoints" / checkpoint))
+
+    # ------------------------------------------------------------ who is where
+
+    def _rank_of(self, agent: str) -> int | None:
+        return next((r for r, member in self._rendezvous.members.items() if member.joined.agent == agent), None)
+
+    def _ranks_on(self, node: str) -> list[int]:
+        return [rank for rank, member in self._rendezvous.members.items() if member.joined.node == node]
+
+    def _keepers_complete(self) -> bool:
+        return all(member.joined.node in self._keepers for member in self._rendezvous.members.values())
+
+    def _post_to_agents(self, command: Command) -> None:
+        for member in self._rendezvous.members.values():
+            self._mail.post(member.joined.agent, command)
+
+    def _post_to_keepers(self, command: Command) -> None:
+        for keeper in self._keepers.values():
+            self._mail.post(keeper.keeper, command)
+
+    def _post_to_rank_keeper(self, rank: int, command: Command) -> None:
+        member = self._rendezvous.members.get(rank)
+        keeper = self._keepers.get(member.joined.node) if member else None
+        if keeper is not None:
+            self._mail.post(keeper.keeper, command)

@@ -1,0 +1,404 @@
+"""From snapshots in memory to a committed checkpoint: who writes what, and when it counts.
+
+A save goes  collecting -> ready -> writing -> committing -> done,  and may be given up at each point.
+
+Invariants:
+- Written is only what ALL ranks have snapshotted; committed only what all ranks' keepers have written and read back in
+  ONE attempt. Receipts of another attempt never count towards it.
+- One save is written at a time. When it is done the newest complete one is next; those in between are skipped.
+- A failed attempt's number is never ordered again: its directory may hold anything.
+- A snapshot's memory is released only when nothing needs it: neither a save, nor a restore, for which the newest
+  snapshot that is complete on all ranks is kept.
+
+Faults survived: events that come twice, late, or from a generation or attempt that is over (ignored; a keeper that
+holds what nobody wants is told so again); a rank's death (keepers hold its snapshot and finish); a keeper's death (its
+snapshots count as not taken until the ranks hand their memory over again; what it wrote still counts); a failing disk
+(bounded attempts with growing waits, if the error may pass); the coordinator's own death (see `rebuilt`). Orders may
+be repeated then, so a keeper answers one that it has carried out, or is carrying out, with the outcome of that.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from orchestrator.decide.lineage import GenerationRecord, chain
+from orchestrator.decide.orders import ALL_STEPS, Abandon, Commit, Decision, Persist, Release, Skip
+from workers.checkpoint.manifest import ShardRecord, checkpoint_name
+
+__all__ = ["ALL_STEPS", "Abandon", "Commit", "CommitMachine", "Decision", "Persist", "Release", "Skip"]
+
+FAILURES_MAX = 3
+"""Failures of one save, while it is written or committed, until it is given up."""
+RETRY_SECONDS_BASE = 1.0
+"""Wait before the second try; twice as long before the third."""
+
+_GENERATION_ENDED = "its generation ended before all ranks had a snapshot"
+_Key = tuple[int, int]  # generation and step: ordered as the states of one lineage are
+
+
+class _Phase(Enum):
+    COLLECTING = "collecting"
+    READY = "ready"
+    WRITING = "writing"
+    COMMITTING = "committing"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Save:
+    generation: int
+    step: int
+    ranks: frozenset[int]
+    phase: _Phase = _Phase.COLLECTING
+    snapshotted: set[int] = field(default_factory=set)
+    attempt: int = 0  # the last one that was ordered
+    receipts: dict[int, ShardRecord] = field(default_factory=dict)  # of this attempt, by rank
+    failures: int = 0
+    retry_at: float | None = None
+
+    @property
+    def key(self) -> _Key:
+        return self.generation, self.step
+
+    @property
+    def complete(self) -> bool:
+        return self.snapshotted == self.ranks
+
+    @property
+    def under_way(self) -> bool:
+        return self.phase in (_Phase.WRITING, _Phase.COMMITTING)
+
+    @property
+    def unwritten(self) -> tuple[int, ...]:
+        return tuple(sorted(self.ranks - self.receipts.keys()))
+
+    def awaits(self, phase: _Phase, attempt: int) -> bool:
+        """Whether an answer about this attempt is news."""
+        return self.phase is phase and self.attempt == attempt and self.retry_at is None
+
+    def reported(self, attempt: int) -> bool:
+        """Take in that a keeper knows of this attempt; whether it is the newest known."""
+        if attempt > self.attempt:
+            self.attempt = attempt
+            self.receipts.clear()
+        return attempt == self.attempt
+
+
+class CommitMachine:
+    """Takes events, returns decisions in the order to carry them out. `at` is a clock in seconds.
+
+    Begins with `generation_started`. A coordinator that comes back in the middle of one passes rebuilding=True: then
+    nothing is decided until `rebuilt`.
+    """
+
+    def __init__(self, *, rebuilding: bool = False) -> None:
+        self._rebuilding = rebuilding
+        self._found_committed: set[_Key] = set()  # used while rebuilding
+        self._current = 0
+        self._worlds: dict[int, frozenset[int]] = {}
+        self._limits: dict[int, int | None] = {}
+        self._saves: dict[_Key, _Save] = {}
+        self._over_upto = -1  # in the current generation no save begins any more up to this step
+        self._in_memory: _Key | None = None  # the newest state on the lineage that is complete in memory
+        self._released: dict[int, Release] = {}
+        self._decisions: list[Decision] = []
+
+    # Events
+
+    def generation_started(self, generations: Iterable[GenerationRecord], *, at: float) -> list[Decision]:
+        """A generation begins: the highest of `generations`, which are all records.
+
+        What earlier ones hold goes on being saved if it lies on the new one's lineage, and is given up if not.
+        """
+        generations = tuple(generations)
+        highest = max(record.number for record in generations)
+        if highest <= self._current:
+            return []
+        self._current, self._over_upto = highest, -1
+        self._worlds = {record.number: frozenset(range(record.world_size)) for record in generations}
+        self._limits = {link.generation: link.step_max for link in chain(generations)}
+        self._hear_of(highest)
+        for save in self._open():
+            if not self._on_lineage(save.key):
+                self._give_up(save, f"generation {highest} does not continue from it")
+            elif save.phase is _Phase.COLLECTING:
+                self._give_up(save, _GENERATION_ENDED)
+        if self._in_memory is not None and not self._on_lineage(self._in_memory):
+            self._in_memory = max((save.key for save in self._open() if save.complete), default=None)
+        return self._decide(at)
+
+    def snapshotted(self, rank: int, generation: int, step: int, *, at: float, attempt: int = 0) -> list[Decision]:
+        """A rank's snapshot of this step lies complete in its keeper's memory.
+
+        While rebuilding, `attempt` is the last one of it that the keeper was ordered to write, 0 if there was none.
+        """
+        if self._rebuilding:
+            self._hear_of(generation)
+            if save := self._reported(rank, (generation, step)):
+                save.snapshotted.add(rank)
+                save.reported(attempt)
+            return []
+        save = self._find(rank, (generation, step))
+        if save is None:
+            return self._decide(at, answer=generation)
+        save.snapshotted.add(rank)
+        self._rank_is_past(rank, save.key)
+        self._check_complete(save)
+        return self._decide(at)
+
+    def snapshot_skipped(self, rank: int, generation: int, step: int, *, reason: str, at: float) -> list[Decision]:
+        """A rank made no snapshot of this step, for instance because it had no free slot."""
+        save = None if self._rebuilding else self._find(rank, (generation, step))
+        if save is not None and save.phase is _Phase.COLLECTING and rank not in save.snapshotted:
+            self._rank_is_past(rank, save.key)
+            self._give_up(save, f"rank {rank} made no snapshot: {reason}")
+        return self._decide(at)
+
+    def shard_persisted(
+        self, rank: int, generation: int, step: int, attempt: int, shard: ShardRecord, *, at: float
+    ) -> list[Decision]:
+        """A keeper's receipt: the shard is written, durable, and reads back with the same digests."""
+        if self._rebuilding:
+            known = self._reported(rank, (generation, step))
+            if known is not None and known.reported(attempt):
+                known.receipts[rank] = shard
+            return []
+        save = self._saves.get((generation, step))
+        if save is not None and save.awaits(_Phase.WRITING, attempt) and rank in save.ranks:
+            save.receipts[rank] = shard
+            if not save.unwritten:
+                self._commit(save)
+        return self._decide(at)
+
+    def persist_failed(
+        self, rank: int, generation: int, step: int, attempt: int, *, error: str, transient: bool, at: float
+    ) -> list[Decision]:
+        """A keeper could not write or verify its shard; `transient` if another attempt may succeed."""
+        save = self._saves.get((generation, step))
+        if save is not None and save.awaits(_Phase.WRITING, attempt) and rank in save.ranks:
+            self._failed(save, f"rank {rank}: {error}", transient, at)
+        return self._decide(at)
+
+    def keeper_lost(self, generation: int, ranks: Iterable[int], *, at: float) -> list[Decision]:
+        """The keeper that held these ranks' snapshots of this generation is gone; what it wrote is not."""
+        lost = frozenset(ranks)
+        for save in self._open():
+            gone = lost & save.snapshotted
+            if save.generation != generation or not gone:
+                continue
+            save.snapshotted -= gone
+            if save.phase is _Phase.WRITING and (save.retry_at is not None or gone & set(save.unwritten)):
+                self._unbegin(save, f"the keeper of rank {min(gone)} is lost")
+            elif save.phase is _Phase.READY:
+                save.phase = _Phase.COLLECTING
+        if lost and self._in_memory is not None and self._in_memory[0] == generation:
+            self._in_memory = None
+        return self._decide(at)
+
+    def generation_ended(self, generation: int, *, at: float) -> list[Decision]:
+        """The generation is over and its keepers have reported all that they hold: no further snapshot gets complete.
+
+        Saves that are complete go on.
+        """
+        if generation == self._current and not self._rebuilding:
+            self._over_upto = ALL_STEPS
+            for save in self._open(_Phase.COLLECTING):
+                self._give_up(save, _GENERATION_ENDED)
+        return self._decide(at)
+
+    def committed(self, generation: int, step: int, attempt: int, *, at: float) -> list[Decision]:
+        """The manifest of this attempt is in place. While rebuilding: it is found on disk."""
+        save = self._saves.get((generation, step))
+        if self._rebuilding:
+            self._found_committed.add((generation, step))
+        elif save is not None and save.phase is _Phase.COMMITTING and save.attempt == attempt:
+            del self._saves[save.key]
+        return self._decide(at)
+
+    def commit_failed(
+        self, generation: int, step: int, attempt: int, *, error: str, transient: bool, at: float
+    ) -> list[Decision]:
+        """The manifest could not be written; `transient` if writing it again, with the same shards, may succeed."""
+        save = self._saves.get((generation, step))
+        if save is not None and save.awaits(_Phase.COMMITTING, attempt):
+            self._failed(save, error, transient, at)
+        return self._decide(at)
+
+    def tick(self, *, at: float) -> list[Decision]:
+        """Time has passed: a due retry is made."""
+        return self._decide(at)
+
+    def rebuilt(self, *, at: float) -> list[Decision]:
+        """All is told: the generations, `committed` for each manifest on disk, all snapshots and receipts of keepers.
+
+        What was being written when the earlier coordinator died is finished first.
+        """
+        self._rebuilding = False
+        self._in_memory = max((save.key for save in self._open() if save.complete), default=None)
+        for key in self._found_committed & self._saves.keys():
+            self._over(key)
+            del self._saves[key]
+        begun = [save for save in self._open() if save.attempt and (save.complete or not save.unwritten)]
+        if begun:
+            save = max(begun, key=lambda save: (not save.unwritten, save.key))
+            save.phase = _Phase.WRITING
+            self._order(save) if save.unwritten else self._commit(save)
+        for save in self._open():
+            if save.key in self._saves:
+                self._check_complete(save)
+        for save in self._open(_Phase.COLLECTING):
+            for rank in save.snapshotted:
+                self._rank_is_past(rank, save.key)
+            if save.generation != self._current:
+                self._give_up(save, _GENERATION_ENDED)
+        return self._decide(at)
+
+    # Questions
+
+    @property
+    def in_flight(self) -> frozenset[str]:
+        """Names of the attempts that are being written or committed."""
+        saves = (save for save in self._open() if save.under_way)
+        return frozenset(checkpoint_name(save.step, save.generation, save.attempt) for save in saves)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being saved or waits to be: no commit will come before another snapshot does."""
+        return all(save.phase is _Phase.COLLECTING for save in self._open())
+
+    @property
+    def wakeup_at(self) -> float | None:
+        """When `tick` is due, None if nothing waits for time to pass."""
+        return min((save.retry_at for save in self._open() if save.retry_at is not None), default=None)
+
+    # Rules
+
+    def _open(self, phase: _Phase | None = None) -> list[_Save]:
+        """The saves that are not over, in the order of time."""
+        saves = (self._saves[key] for key in sorted(self._saves))
+        return [save for save in saves if phase is None or save.phase is phase]
+
+    def _on_lineage(self, key: _Key) -> bool:
+        generation, step = key
+        if generation not in self._limits:
+            return False
+        step_max = self._limits[generation]
+        return step_max is None or step <= step_max
+
+    def _hear_of(self, generation: int) -> None:
+        self._released.setdefault(generation, Release(generation=generation, upto_step=-1, keep=()))
+
+    def _find(self, rank: int, key: _Key) -> _Save | None:
+        """The save that a rank's snapshot belongs to; None if it comes too late or makes no sense."""
+        generation, step = key
+        if key not in self._saves and (generation != self._current or step <= self._over_upto):
+            return None
+        return self._take(rank, key)
+
+    def _reported(self, rank: int, key: _Key) -> _Save | None:
+        """The save that a keeper's report belongs to; None if it can never count."""
+        return self._take(rank, key) if self._on_lineage(key) else None
+
+    def _take(self, rank: int, key: _Key) -> _Save | None:
+        ranks = self._worlds.get(key[0], frozenset())
+        if rank not in ranks:
+            return None
+        return self._saves.setdefault(key, _Save(generation=key[0], step=key[1], ranks=ranks))
+
+    def _over(self, key: _Key) -> None:
+        if key[0] == self._current:
+            self._over_upto = max(self._over_upto, key[1])
+
+    def _check_complete(self, save: _Save) -> None:
+        """When all ranks have this step, nobody needs an older one that is not being written."""
+        if not save.complete:
+            return
+        if save.phase is _Phase.COLLECTING:
+            save.phase = _Phase.READY
+        self._over(save.key)
+        self._in_memory = max(save.key, self._in_memory or save.key)
+        for older in self._open():
+            if older.key < save.key and not older.under_way:
+                self._give_up(older, f"the snapshot of step {save.step} is newer and complete")
+
+    def _rank_is_past(self, rank: int, key: _Key) -> None:
+        """A rank snapshots in the order of steps: what it has not reported by now it never will."""
+        for save in self._open(_Phase.COLLECTING):
+            if save.generation == key[0] and save.step < key[1] and rank not in save.snapshotted:
+                self._give_up(save, f"rank {rank} made no snapshot")
+
+    def _failed(self, save: _Save, reason: str, transient: bool, at: float) -> None:
+        save.failures += 1
+        if not transient or save.failures >= FAILURES_MAX:
+            self._give_up(save, reason)
+        elif save.phase is _Phase.WRITING and not save.complete:
+            self._unbegin(save, f"{reason}; and a keeper that would have to write again is lost")
+        else:
+            save.retry_at = at + RETRY_SECONDS_BASE * 2.0 ** (save.failures - 1)
+            if save.phase is _Phase.WRITING:
+                self._abandon(save, reason, final=False)
+
+    def _unbegin(self, save: _Save, reason: str) -> None:
+        """The attempt fails for want of snapshots; another follows if they turn up again."""
+        self._abandon(save, reason, final=False)
+        save.phase, save.retry_at = _Phase.COLLECTING, None
+
+    def _give_up(self, save: _Save, reason: str) -> None:
+        if self._saves.pop(save.key, None) is None:
+            return
+        self._over(save.key)
+        if save.under_way:
+            self._abandon(save, reason, final=True)
+        else:
+            self._decisions.append(Skip(generation=save.generation, step=save.step, reason=reason))
+
+    def _abandon(self, save: _Save, reason: str, *, final: bool) -> None:
+        generation, step, attempt = save.generation, save.step, save.attempt
+        self._decisions.append(Abandon(generation=generation, step=step, attempt=attempt, reason=reason, final=final))
+
+    def _persist(self, save: _Save) -> None:
+        save.phase, save.attempt, save.retry_at = _Phase.WRITING, save.attempt + 1, None
+        save.receipts.clear()
+        self._order(save)
+
+    def _order(self, save: _Save) -> None:
+        generation, step, attempt = save.generation, save.step, save.attempt
+        self._decisions.append(Persist(generation=generation, step=step, attempt=attempt, ranks=save.unwritten))
+
+    def _commit(self, save: _Save) -> None:
+        save.phase, save.retry_at = _Phase.COMMITTING, None
+        generation, step, attempt = save.generation, save.step, save.attempt
+        shards = tuple(save.receipts[rank] for rank in sorted(save.ranks))
+        self._decisions.append(Commit(generation=generation, step=step, attempt=attempt, shards=shards))
+
+    def _decide(self, at: float, *, answer: int | None = None) -> list[Decision]:
+        """Begin what can begin, release what is free; `answer`: the generation of a snapshot that nobody wants."""
+        if self._rebuilding:
+            return []
+        under_way = next((save for save in self._open() if save.under_way), None)
+        ready = next(iter(self._open(_Phase.READY)), None)  # there is never more than one
+        retry_at = under_way.retry_at if under_way is not None else None
+        if under_way is not None and retry_at is not None:
+            if under_way.phase is _Phase.WRITING and ready is not None and ready.key > under_way.key:
+                self._give_up(under_way, f"the snapshot of step {ready.step} is newer and complete")
+                under_way = None
+            elif at >= retry_at:
+                self._persist(under_way) if under_way.phase is _Phase.WRITING else self._commit(under_way)
+        if under_way is None and ready is not None:
+            self._persist(ready)
+        if answer is not None and answer <= self._current:
+            self._hear_of(answer)
+        for generation in sorted(self._released):
+            self._release(generation, again=generation == answer)
+        decisions, self._decisions = self._decisions, []
+        return decisions
+
+    def _release(self, generation: int, *, again: bool) -> None:
+        upto_step = self._over_upto if generation == self._current else ALL_STEPS
+        needed = {*self._saves, *([self._in_memory] if self._in_memory is not None else [])}
+        keep = tuple(sorted(step for owner, step in needed if owner == generation and step <= upto_step))
+        release = Release(generation=generation, upto_step=upto_step, keep=keep)
+        if again or release != self._released[generation]:
+            self._decisions.append(release)
+        self._released[generation] = release
+        if generation != self._current and not keep:
+            del self._released[generation]  # nothing of it is wanted; a late report is answered all the same

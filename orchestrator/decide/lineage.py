@@ -1,0 +1,113 @@
+"""Which checkpoints count: the walk back from the highest generation.
+
+Invariants:
+- Every state that the run has now was reached on one path through the generations. A checkpoint counts exactly if it
+  lies on that path, whenever it was finished: a late commit is harmless, and a rolled-back timeline never comes back,
+  however high its steps.
+- A number is used once. The next one lies above every generation that left any trace: a file, or an attempt's name.
+
+Faults survived: generation files that were lost or damaged. The path then ends there, and what lies further back no
+longer counts; it is not guessed.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Source = Literal["fresh", "checkpoint", "memory", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRecord:
+    """One generation, as its file records it.
+
+    `parent` is the checkpoint that was restored, if it was one; `parent_generation` is the generation that reached
+    the restored state, None for a fresh start. `restored_step` counts finished steps, 0 for a fresh start. `source`
+    says where the state came from; "unknown" stands for a file that cannot be read. `reason` says why the generation
+    began.
+    `created_at` is in seconds since the epoch.
+    """
+
+    number: int
+    driver: str
+    parent: str | None
+    parent_generation: int | None
+    restored_step: int
+    source: Source
+    reason: str
+    created_at: float
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRecord:
+    """One save attempt's directory: who wrote it, and after how many finished steps."""
+
+    name: str
+    generation: int
+    step: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One generation on the path. Its checkpoints up to `step_max` count; all of them, if that is None."""
+
+    generation: int
+    step_max: int | None
+
+
+def chain(generations: Iterable[GenerationRecord], checkpoints: Iterable[CheckpointRecord] = ()) -> tuple[Link, ...]:
+    """The path from the highest generation back to where the run, or what is known of it, began.
+
+    A checkpoint shows that its generation existed, also if the generation's file is gone.
+    """
+    records = {record.number: record for record in generations}
+    numbers = {*records, *(checkpoint.generation for checkpoint in checkpoints)}
+    if not numbers:
+        return ()
+    links = [Link(generation=max(numbers), step_max=None)]
+    while record := records.get(links[-1].generation):
+        # A parent that is not older can only come from a file that was changed by hand; following it might not end.
+        if record.parent_generation is None or record.parent_generation >= record.number:
+            break
+        last = links[-1].step_max
+        step_max = record.restored_step if last is None else min(last, record.restored_step)
+        links.append(Link(generation=record.parent_generation, step_max=step_max))
+    return tuple(links)
+
+
+def eligible(
+    generations: Iterable[GenerationRecord], checkpoints: Iterable[CheckpointRecord]
+) -> tuple[CheckpointRecord, ...]:
+    """The committed checkpoints that count, newest first."""
+    checkpoints = tuple(checkpoints)
+    limits = {link.generation: link.step_max for link in chain(generations, checkpoints)}
+
+    def counts(checkpoint: CheckpointRecord) -> bool:
+        if checkpoint.generation not in limits:
+            return False
+        step_max = limits[checkpoint.generation]
+        return step_max is None or checkpoint.step <= step_max
+
+    return tuple(sorted(filter(counts, checkpoints), key=_age, reverse=True))
+
+
+def newest(generations: Iterable[GenerationRecord], checkpoints: Iterable[CheckpointRecord]) -> CheckpointRecord | None:
+    """The newest committed checkpoint that counts, None if there is none."""
+    return next(iter(eligible(generations, checkpoints)), None)
+
+
+def next_number(used: Iterable[int]) -> int:
+    """The number of the next generation; `used` are those of all generation files and of all attempts' names."""
+    return max(used, default=0) + 1
+
+
+def current(generations: Sequence[GenerationRecord]) -> GenerationRecord | None:
+    """The record of the highest generation."""
+    return max(generations, key=lambda record: record.number, default=None)
+
+
+def _age(checkpoint: CheckpointRecord) -> tuple[int, int, int]:
+    # On one path steps never fall from a generation to its child, so the generation comes first.
+    return checkpoint.generation, checkpoint.step, checkpoint.attempt

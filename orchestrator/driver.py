@@ -1,0 +1,143 @@
+"""What a driver does around a run: names, checks, taking over from an earlier driver, starting and stopping actors.
+
+A run's actors have fixed names, so that a new driver finds those of an earlier one, whoever started it. Two drivers at once: the later
+one stops the earlier one's actors; what the earlier one's processes still say is refused (they name their driver), and what
+they still write cannot be restored (generations are the fence).
+"""
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.util
+import xxhash
+from packaging.specifiers import SpecifierSet
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from orchestrator.coordinator import Coordinator, CoordinatorConfig, Outcome
+from workers.errors import EnvironmentProblem
+from workers.link import NAMESPACE
+
+RAY_VERSIONS = SpecifierSet(">=2.60,<2.61")
+_OUTCOME_SECONDS = 30.0
+_START_SECONDS = 60.0
+_RETRY_SECONDS = 0.1
+# Ray Train's own list of reported checkpoints. It refuses to start when one that it lists was deleted, or when it was cut short.
+_RAY_INDEX_GLOB = "checkpoint_manager_snapshot*.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverIdentity:
+    """`run`: the same for every driver of a run directory. `driver`: of this one."""
+
+    run: str
+    driver: str
+
+    @property
+    def coordinator(self) -> str:
+        return f"coordinator-{self.run}"
+
+    def keeper(self, node: str) -> str:
+        return f"keeper-{self.run}-{node}"
+
+
+def run_id(run_dir: Path) -> str:
+    return xxhash.xxh3_64(os.fsencode(run_dir.resolve())).hexdigest()
+
+
+def check_ray_version() -> None:
+    if not RAY_VERSIONS.contains(ray.__version__, prereleases=True):
+        raise EnvironmentProblem(
+            f"Ray {ray.__version__} is installed, but lastgood supports {RAY_VERSIONS}; install a version in that range"
+        )
+
+
+def prepare_run_dir(run_dir: Path) -> None:
+    """Create the run directory, prove that it can be written, and set Ray's list of an earlier driver aside."""
+    try:
+        for name in ("generations", "checkpoints"):
+            (run_dir / name).mkdir(parents=True, exist_ok=True)
+        probe = run_dir / f".probe-{os.getpid()}"
+        with open(probe, "wb") as file:
+            file.write(b"lastgood")
+            file.flush()
+            os.fsync(file.fileno())
+        probe.unlink()
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"RunConfig.storage_path: {run_dir} cannot be written ({error.strerror}); "
+            f"choose a directory that this user may write on every node"
+        ) from error
+    for index in run_dir.glob(_RAY_INDEX_GLOB):
+        index.unlink(missing_ok=True)  # our own scan decides what exists
+
+
+def stop_predecessor(identity: DriverIdentity, timeout_seconds: float) -> None:
+    """Stop the coordinator and keepers that an earlier driver of this run left; returns once their names are free."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        names = [
+            entry["name"]
+            for entry in ray.util.list_named_actors(all_namespaces=True)
+            if entry["namespace"] == NAMESPACE
+            and (entry["name"] == identity.coordinator or entry["name"].startswith(identity.keeper("")))
+        ]
+        if not names:
+            return
+        for name in names:
+            with contextlib.suppress(ValueError, RayError):
+                ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+        if time.monotonic() > deadline:
+            raise EnvironmentProblem(
+                f"an earlier driver's actors {', '.join(sorted(names))} are still alive after {timeout_seconds:.0f} s; "
+                f"stop that job, or raise RecoveryConfig.takeover_seconds"
+            )
+        time.sleep(_RETRY_SECONDS)
+
+
+def start_coordinator(config: CoordinatorConfig) -> Any:
+    """The run's coordinator, on the driver's node, restarted without limit."""
+    identity = DriverIdentity(run=config.run, driver=config.driver)
+    actor = ray.remote(Coordinator).options(
+        name=identity.coordinator,
+        namespace=NAMESPACE,
+        num_cpus=0,
+        max_restarts=-1,
+        max_task_retries=0,
+        max_concurrency=10_000,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(
+            node_id=ray.get_runtime_context().get_node_id(), soft=False
+        ),
+    )
+    coordinator = actor.remote(config)
+    ray.get(coordinator.outcome.remote(), timeout=_START_SECONDS)  # an error in its constructor would only hang the agents
+    return coordinator
+
+
+def ask_outcome(coordinator: Any) -> Outcome | None:
+    """How the run ended, also right after the coordinator was restarted; None if it does not answer in time."""
+    deadline = time.monotonic() + _OUTCOME_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            outcome: Outcome = ray.get(coordinator.outcome.remote(), timeout=_OUTCOME_SECONDS)
+            return outcome
+        except RayError:
+            time.sleep(_RETRY_SECONDS)
+    return None
+
+
+def close_actor(actor: Any) -> None:
+    """Let a keeper clean up, then stop it."""
+    with contextlib.suppress(RayError):
+        ray.get(actor.close.remote(), timeout=5)
+    stop_actor(actor)
+
+
+def stop_actor(actor: Any) -> None:
+    with contextlib.suppress(RayError, ValueError):
+        ray.kill(actor, no_restart=True)

@@ -1,0 +1,72 @@
+"""One keeper actor a node, owned by the driver: keepers outlive agents and the coordinator, and end with the driver."""
+
+import logging
+import threading
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from orchestrator import driver
+from workers.keeper import Keeper
+from workers.link import NAMESPACE
+from workers.orders import LoopSettings
+
+logger = logging.getLogger("lastgood")
+
+_RETRY_SECONDS = 0.1
+
+
+class KeeperFleet:
+    """A thread that makes a keeper on each node where the coordinator wants one."""
+
+    def __init__(
+        self, identity: "driver.DriverIdentity", coordinator: Any, settings: LoopSettings, takeover_seconds: float
+    ) -> None:
+        self._identity = identity
+        self._coordinator = coordinator
+        self._settings = settings
+        self._takeover_seconds = takeover_seconds
+        self._keepers: dict[str, Any] = {}
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="lastgood-keepers", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed = True
+        for keeper in self._keepers.values():
+            driver.close_actor(keeper)
+        # The thread may be waiting for an answer of the coordinator, which ends with it.
+
+    def _work(self) -> None:
+        while not self._closed:
+            try:
+                wanted = ray.get(self._coordinator.keepers_wanted.remote(tuple(self._keepers)))
+                for node in wanted:
+                    self._make(node)
+            except RayError:
+                time.sleep(_RETRY_SECONDS)
+
+    def _make(self, node: str) -> None:
+        actor = ray.remote(Keeper).options(
+            name=self._identity.keeper(node),
+            namespace=NAMESPACE,
+            num_cpus=0,
+            max_restarts=-1,
+            max_concurrency=8,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+        )
+        keeper = actor.remote(
+            run=self._identity.run,
+            driver=self._identity.driver,
+            node=node,
+            run_dir=str(self._settings.run_dir),
+            coordinator=self._identity.coordinator,
+            failpoints=self._settings.failpoints,
+            takeover_seconds=self._takeover_seconds,
+        )
+        self._keepers[node] = keeper

@@ -1,0 +1,107 @@
+"""The ledger: what happened in a run, in the order in which the coordinator learnt of it. One JSON object a line.
+
+Invariants:
+- Lines are only ever appended, each with one write. Nothing that decides relies on the ledger being complete: it is
+  evidence, for people and for judges.
+- Recording never stops a run: lines that the storage refuses (a full disk) are counted, and the next one says how many
+  are lost.
+
+Faults survived: a kill or power loss in the middle of a line (the torn line is closed when the ledger is opened again,
+and readers pass over it); two writers for a moment, while an old coordinator is being stopped.
+
+docs/ledger.md lists the kinds and their fields.
+"""
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from workers.checkpoint.store import LocalStore
+
+LEDGER_FILE = "ledger.jsonl"
+FORMAT_VERSION = 1
+
+_DURABLE_KINDS = frozenset(
+    {"generation", "failure", "restored", "commit", "quarantine", "fault", "deleted", "finished", "stopped"}
+)
+"""Kinds that are on disk before `append` returns. The rest may be lost to a power failure, never to a kill."""
+
+
+class Ledger:
+    """Appends to the ledger at `path`, whose directory exists. Safe to use from several threads."""
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
+        self.path = path
+        self._store = LocalStore(path.parent)
+        self._name = path.name
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._lost = 0
+        data = self._store.read_bytes(self._name) if self._store.exists(self._name) else b""
+        self._torn = bool(data) and not data.endswith(b"\n")
+        self._seq = max((entry["seq"] for entry in _entries(data.splitlines())), default=0)
+
+    def append(self, kind: str, **fields: Any) -> None:
+        """Record an event. `at` among the fields is when it happened, in Unix seconds; now, if it is not given.
+
+        Values that JSON does not have become strings. Raises ValueError for the reserved fields v and seq.
+        """
+        if reserved := fields.keys() & {"v", "seq", "lost"}:
+            raise ValueError(f"a ledger entry sets {', '.join(sorted(reserved))} itself")
+        with self._lock:
+            self._seq += 1
+            at = fields.pop("at", None)
+            entry = {"v": FORMAT_VERSION, "seq": self._seq, "at": self._clock() if at is None else at, "kind": kind}
+            entry |= fields
+            if self._lost:
+                entry["lost"] = self._lost
+            line = json.dumps(_plain(entry), allow_nan=False).encode() + b"\n"
+            try:
+                self._store.append(self._name, b"\n" + line if self._torn else line, sync=kind in _DURABLE_KINDS)
+            except OSError:
+                # How much of the line is there is unknown; a newline before the next one separates them.
+                self._torn = True
+                self._lost += 1
+            else:
+                self._torn = False
+                self._lost = 0
+
+
+def read_ledger(path: Path) -> list[dict[str, Any]]:
+    """All entries that are whole, in the order of the file; FileNotFoundError if there is no ledger."""
+    return list(_entries(path.read_bytes().splitlines()))
+
+
+def committed_checkpoints(entries: Iterable[dict[str, Any]]) -> frozenset[str]:
+    """Names of the checkpoints that the ledger says were committed."""
+    return frozenset(
+        str(entry["checkpoint"]) for entry in entries if entry["kind"] == "commit" and "checkpoint" in entry
+    )
+
+
+def _entries(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and isinstance(entry.get("seq"), int) and isinstance(entry.get("kind"), str):
+            yield entry
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(_plain(item) for item in value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return str(value)

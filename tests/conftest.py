@@ -1,0 +1,45 @@
+"""Fixtures that all tests share: one Ray per test session, in its own temporary directory."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+RAY_CPUS_MIN = 4
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need a GPU are skipped where there is none; torch is only imported if there are any."""
+    needing_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not needing_gpu:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in needing_gpu:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[Path]:
+    """A local Ray that the whole test session shares; yields its temporary directory.
+
+    Its CPUs are logical: more than the machine may have, since ranks of tiny models mostly wait.
+    """
+    import ray
+
+    # Short, because Ray puts Unix sockets below it, and their paths end at 107 bytes.
+    directory = Path(tempfile.mkdtemp(prefix="lg-ray-"))
+    ray.init(
+        address="local",
+        num_cpus=max(RAY_CPUS_MIN, os.cpu_count() or 1),
+        include_dashboard=False,
+        log_to_driver=False,
+        _temp_dir=str(directory),
+    )
+    yield directory
+    ray.shutdown()
+    shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,520 @@
+"""The save state machine: single situations in words, then a simulated cluster that does everything in any order."""
+
+from collections import deque
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from orchestrator.decide.commit import (
+    ALL_STEPS,
+    FAILURES_MAX,
+    Abandon,
+    Commit,
+    CommitMachine,
+    Decision,
+    Persist,
+    Release,
+    Skip,
+)
+from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord, eligible
+from workers.checkpoint.manifest import ShardRecord, checkpoint_name, shard_file
+
+WORLD = 2
+
+
+def generation(number: int, parent: int | None = None, step: int = 0) -> GenerationRecord:
+    return GenerationRecord(
+        number=number,
+        driver="d",
+        parent=None,
+        parent_generation=parent,
+        restored_step=step,
+        source="fresh" if parent is None else "memory",
+        reason="start",
+        created_at=0.0,
+        world_size=WORLD,
+    )
+
+
+def shard(rank: int, attempt: int = 1) -> ShardRecord:
+    return ShardRecord(
+        file=shard_file(rank, WORLD), rank=rank, bytes=1, digest=str(attempt), verified_from="device", tensors=()
+    )
+
+
+class Driven:
+    """A machine in generation 1, and short ways to say what happens to it."""
+
+    def __init__(self, *, rebuilding: bool = False) -> None:
+        self.machine = CommitMachine(rebuilding=rebuilding)
+        self.machine.generation_started([generation(1)], at=0.0)
+
+    def snapshot(self, step: int, gen: int = 1, ranks: tuple[int, ...] = (0, 1)) -> list[Decision]:
+        decisions: list[Decision] = []
+        for rank in ranks:
+            decisions += self.machine.snapshotted(rank, gen, step, at=0.0)
+        return decisions
+
+    def persisted(
+        self, step: int, attempt: int = 1, gen: int = 1, ranks: tuple[int, ...] = (0, 1)
+    ) -> list[Decision]:
+        decisions: list[Decision] = []
+        for rank in ranks:
+            decisions += self.machine.shard_persisted(rank, gen, step, attempt, shard(rank, attempt), at=0.0)
+        return decisions
+
+    def failed(self, step: int, attempt: int = 1, *, at: float = 0.0, transient: bool = True) -> list[Decision]:
+        return self.machine.persist_failed(0, 1, step, attempt, error="disk", transient=transient, at=at)
+
+    def committed(self, step: int, attempt: int = 1, gen: int = 1) -> list[Decision]:
+        return self.machine.committed(gen, step, attempt, at=0.0)
+
+
+def persist(step: int, attempt: int = 1, gen: int = 1, ranks: tuple[int, ...] = (0, 1)) -> Persist:
+    return Persist(generation=gen, step=step, attempt=attempt, ranks=ranks)
+
+
+def commit(step: int, attempt: int = 1, gen: int = 1) -> Commit:
+    return Commit(generation=gen, step=step, attempt=attempt, shards=(shard(0, attempt), shard(1, attempt)))
+
+
+def release(upto: int, *keep: int, gen: int = 1) -> Release:
+    return Release(generation=gen, upto_step=upto, keep=keep)
+
+
+def test_nothing_is_written_before_all_ranks_have_a_snapshot_and_nothing_committed_before_all_receipts() -> None:
+    run = Driven()
+    assert run.snapshot(20, ranks=(0,)) == []
+    assert persist(20) in run.snapshot(20, ranks=(1,))
+    assert run.persisted(20, ranks=(1,)) == []
+    assert run.persisted(20, ranks=(0,)) == [commit(20)]
+
+
+def test_events_that_come_twice_change_nothing() -> None:
+    run = Driven()
+    run.snapshot(20)
+    assert [item for item in run.snapshot(20) if not isinstance(item, Release)] == []
+    assert run.persisted(20, ranks=(0, 0)) == []
+    assert run.persisted(20, ranks=(1,)) == [commit(20)]
+    assert run.persisted(20) == []
+    run.committed(20)
+    assert run.committed(20) == []
+    assert run.persisted(20) == []
+    assert run.snapshot(20, ranks=(0,)) == [release(20, 20)]
+    assert run.machine.idle
+
+
+def test_one_save_is_written_at_a_time_and_the_newest_complete_one_is_next() -> None:
+    run = Driven()
+    run.snapshot(20)
+    assert run.snapshot(40) == [release(40, 20, 40)]
+    skipped = run.snapshot(60)
+    assert skipped == [
+        Skip(generation=1, step=40, reason="the snapshot of step 60 is newer and complete"),
+        release(60, 20, 60),
+    ]
+    run.persisted(20)
+    assert run.committed(20) == [persist(60), release(60, 60)]
+
+
+def test_the_newest_complete_snapshot_stays_in_memory_after_its_commit() -> None:
+    run = Driven()
+    run.snapshot(20)
+    run.persisted(20)
+    assert run.committed(20) == []
+    assert release(40, 40) in run.snapshot(40)
+
+
+def test_a_rank_without_a_free_slot_skips_that_step_for_all_and_frees_the_others() -> None:
+    run = Driven()
+    run.snapshot(20)
+    run.snapshot(40, ranks=(1,))
+    decisions = run.machine.snapshot_skipped(0, 1, 40, reason="no free slot", at=0.0)
+    assert decisions == [
+        Skip(generation=1, step=40, reason="rank 0 made no snapshot: no free slot"),
+        release(40, 20),
+    ]
+
+
+def test_a_rank_that_is_past_a_step_will_not_report_it_any_more() -> None:
+    run = Driven()
+    run.snapshot(20, ranks=(1,))
+    assert run.snapshot(40, ranks=(0,)) == [
+        Skip(generation=1, step=20, reason="rank 0 made no snapshot"),
+        release(20),
+    ]
+
+
+def test_a_failed_attempt_is_followed_by_the_next_number_after_a_wait_that_grows_and_only_so_often() -> None:
+    run = Driven()
+    run.snapshot(20)
+    assert run.failed(20) == [Abandon(generation=1, step=20, attempt=1, reason="rank 0: disk", final=False)]
+    assert run.machine.wakeup_at == 1.0
+    assert run.machine.tick(at=0.9) == []
+    assert run.machine.tick(at=1.0) == [persist(20, attempt=2)]
+    run.failed(20, attempt=2, at=10.0)
+    assert run.machine.wakeup_at == 12.0
+    assert run.machine.tick(at=12.0) == [persist(20, attempt=3)]
+    last = run.failed(20, attempt=FAILURES_MAX, at=13.0)
+    assert last == [Abandon(generation=1, step=20, attempt=3, reason="rank 0: disk", final=True)]
+    assert run.machine.idle
+
+
+def test_receipts_of_a_failed_attempt_never_complete_a_later_one() -> None:
+    run = Driven()
+    run.snapshot(20)
+    run.persisted(20, ranks=(1,))
+    run.failed(20)
+    run.machine.tick(at=1.0)
+    assert run.persisted(20, attempt=1) == []
+    assert run.persisted(20, attempt=2, ranks=(0,)) == []
+    assert run.persisted(20, attempt=2, ranks=(1,)) == [commit(20, attempt=2)]
+
+
+def test_an_error_that_will_not_pass_gives_the_step_up_at_once() -> None:
+    run = Driven()
+    run.snapshot(20)
+    assert run.failed(20, transient=False) == [
+        Abandon(generation=1, step=20, attempt=1, reason="rank 0: disk", final=True)
+    ]
+
+
+def test_instead_of_trying_again_a_newer_snapshot_is_written() -> None:
+    run = Driven()
+    run.snapshot(20)
+    run.snapshot(40)
+    decisions = run.failed(20)
+    assert [type(item) for item in decisions] == [Abandon, Abandon, Persist, Release]
+    assert persist(40) in decisions
+
+
+def test_a_save_of_a_dead_generation_is_finished_after_its_end() -> None:
+    run = Driven()
+    run.snapshot(20)
+    assert run.machine.generation_ended(1, at=0.0) == [release(ALL_STEPS, 20)]
+    run.machine.generation_started([generation(1), generation(2, 1, 20)], at=0.0)
+    assert run.persisted(20) == [commit(20)]
+    assert run.committed(20) == []
+
+
+def test_a_save_that_the_next_generation_does_not_continue_from_is_given_up_and_its_memory_freed() -> None:
+    run = Driven()
+    run.snapshot(20)
+    run.persisted(20)
+    run.committed(20)
+    run.snapshot(40)
+    decisions = run.machine.generation_started([generation(1), generation(2, 1, 20)], at=0.0)
+    assert [type(item) for item in decisions] == [Abandon, Release]
+    assert decisions[1] == release(ALL_STEPS)
+    assert run.persisted(40) == []
+
+
+def test_a_late_snapshot_of_an_old_generation_is_answered_with_its_release() -> None:
+    run = Driven()
+    run.machine.generation_started([generation(1), generation(2, 1, 0)], at=0.0)
+    assert run.snapshot(20, ranks=(0,)) == [release(ALL_STEPS)]
+
+
+def test_a_generation_that_started_before_is_not_started_again() -> None:
+    run = Driven()
+    run.machine.generation_started([generation(1), generation(2)], at=0.0)
+    assert run.machine.generation_started([generation(1)], at=0.0) == []
+    assert persist(20, gen=2) in run.snapshot(20, gen=2)
+
+
+def test_without_the_memory_of_a_keeper_only_what_it_has_written_can_be_committed() -> None:
+    run = Driven()
+    run.snapshot(20)
+    run.persisted(20, ranks=(0,))
+    assert [item for item in run.machine.keeper_lost(1, [0], at=0.0) if not isinstance(item, Release)] == []
+    assert run.persisted(20, ranks=(1,)) == [commit(20)]
+
+
+def test_a_lost_keeper_ends_the_attempt_and_another_follows_when_its_ranks_hand_their_memory_over_again() -> None:
+    run = Driven()
+    run.snapshot(20)
+    lost = run.machine.keeper_lost(1, [0], at=0.0)
+    assert lost[0] == Abandon(generation=1, step=20, attempt=1, reason="the keeper of rank 0 is lost", final=False)
+    assert run.machine.idle
+    assert persist(20, attempt=2) in run.snapshot(20, ranks=(0,))
+
+
+def test_a_manifest_that_could_not_be_written_is_tried_again_with_the_same_shards() -> None:
+    run = Driven()
+    run.snapshot(20)
+    run.persisted(20)
+    assert run.machine.commit_failed(1, 20, 1, error="disk", transient=True, at=5.0) == []
+    assert run.machine.tick(at=6.0) == [commit(20)]
+    given_up = run.machine.commit_failed(1, 20, 1, error="fenced", transient=False, at=7.0)
+    assert given_up == [Abandon(generation=1, step=20, attempt=1, reason="fenced", final=True)]
+
+
+def test_a_coordinator_that_comes_back_goes_on_with_what_was_being_written() -> None:
+    run = Driven(rebuilding=True)
+    assert run.committed(20) == []
+    assert run.snapshot(20) == []
+    for rank in (0, 1):
+        assert run.machine.snapshotted(rank, 1, 40, attempt=2, at=0.0) == []
+    assert run.snapshot(60) == []
+    assert run.persisted(40, attempt=1) == []
+    assert run.persisted(40, attempt=2, ranks=(1,)) == []
+    assert run.machine.rebuilt(at=0.0) == [persist(40, attempt=2, ranks=(0,)), release(60, 40, 60)]
+    assert run.persisted(40, attempt=2, ranks=(0,)) == [commit(40, attempt=2)]
+    assert persist(60) in run.committed(40, attempt=2)
+
+
+def test_a_coordinator_that_comes_back_commits_what_is_complete_on_disk_although_its_memory_is_gone() -> None:
+    run = Driven(rebuilding=True)
+    run.persisted(40)
+    assert run.machine.rebuilt(at=0.0)[0] == commit(40)
+
+
+def test_a_coordinator_that_comes_back_does_not_save_again_what_is_committed() -> None:
+    run = Driven(rebuilding=True)
+    run.committed(20)
+    run.snapshot(20)
+    run.persisted(20)
+    assert run.machine.rebuilt(at=0.0) == [release(20, 20)]
+
+
+Key = tuple[int, int]
+
+
+class Cluster(RuleBasedStateMachine):
+    """Ranks with two slots each, keepers, a disk and the machine. Each keeper's events arrive late but in order.
+
+    Checked at every decision: that it may be made. Checked at the end: that saving still works.
+    """
+
+    SLOTS = 2
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.machine = CommitMachine()
+        self.generations = [generation(1)]
+        self.step = 0
+        self.slots: list[set[Key]] = [set() for _ in range(WORLD)]
+        self.mail: list[deque[tuple[str, dict[str, Any]]]] = [deque() for _ in range(WORLD)]
+        self.delivered: list[tuple[str, dict[str, Any]]] = []
+        self.ordered: dict[Key, int] = {}  # highest attempt
+        self.todo: list[tuple[int, Persist]] = []
+        self.outcomes: dict[tuple[int, Key, int], bool] = {}
+        self.written: set[tuple[int, Key, int]] = set()
+        self.failed_attempts: set[tuple[Key, int]] = set()
+        self.commits: list[Commit] = []
+        self.disk: set[Key] = set()
+        self.reported: dict[Key, set[int]] = {}
+
+    # What the machine decides
+
+    def carry_out(self, decisions: list[Decision]) -> None:
+        for decision in decisions:
+            if isinstance(decision, Persist):
+                self.check_persist(decision)
+            elif isinstance(decision, Commit):
+                self.check_commit(decision)
+            elif isinstance(decision, Abandon):
+                key = (decision.generation, decision.step)
+                self.failed_attempts.add((key, decision.attempt))
+                self.commits = [c for c in self.commits if (c.generation, c.step) != key]
+            elif isinstance(decision, Release):
+                self.check_release(decision)
+        assert len(self.machine.in_flight) <= 1
+
+    def check_persist(self, order: Persist) -> None:
+        key = (order.generation, order.step)
+        assert self.counts(key), "writes what can never be restored"
+        assert (key, order.attempt) not in self.failed_attempts, "orders a failed attempt again"
+        assert key not in self.disk
+        for rank in range(WORLD):
+            assert key in self.slots[rank] or (rank, key, order.attempt) in self.written, "writes an incomplete set"
+        self.ordered[key] = max(order.attempt, self.ordered.get(key, 0))
+        self.todo += [(rank, order) for rank in order.ranks]
+
+    def check_commit(self, order: Commit) -> None:
+        key = (order.generation, order.step)
+        assert [item.rank for item in order.shards] == list(range(WORLD))
+        for rank in range(WORLD):
+            assert (rank, key, order.attempt) in self.written, "commits what no keeper has written"
+        assert {item.digest for item in order.shards} == {str(order.attempt)}, "mixes attempts"
+        self.commits.append(order)
+
+    def check_release(self, order: Release) -> None:
+        complete = [key for key, ranks in self.reported.items() if len(ranks) == WORLD and self.counts(key)]
+        for rank in range(WORLD):
+            for key in list(self.slots[rank]):
+                if key[0] == order.generation and key[1] <= order.upto_step and key[1] not in order.keep:
+                    assert key != max(complete, default=None), "releases the newest complete snapshot"
+                    name = checkpoint_name(key[1], key[0], self.ordered.get(key, 0))
+                    assert name not in self.machine.in_flight, "releases what is being written"
+                    self.slots[rank].discard(key)
+
+    def counts(self, key: Key) -> bool:
+        record = CheckpointRecord(name="", generation=key[0], step=key[1], attempt=1)
+        return bool(eligible(self.generations, [record]))
+
+    # What happens to it
+
+    def post(self, rank: int, kind: str, /, **fields: Any) -> None:
+        self.mail[rank].append((kind, fields))
+
+    def deliver(self, kind: str, fields: dict[str, Any]) -> None:
+        if kind == "snapshotted" and (fields["generation"], fields["step"]) in self.slots[fields["rank"]]:
+            self.reported.setdefault((fields["generation"], fields["step"]), set()).add(fields["rank"])
+        self.carry_out(getattr(self.machine, kind)(at=self.now, **fields))
+
+    @initialize()
+    def start(self) -> None:
+        self.carry_out(self.machine.generation_started(self.generations, at=self.now))
+
+    @rule(ranks=st.sampled_from([(0, 1), (0, 1), (0, 1), (0,), (1,)]))
+    def a_step_is_saved(self, ranks: tuple[int, ...]) -> None:
+        self.step += 1
+        number = self.generations[-1].number
+        for rank in ranks:
+            if len(self.slots[rank]) < self.SLOTS:
+                self.slots[rank].add((number, self.step))
+                self.post(rank, "snapshotted", rank=rank, generation=number, step=self.step)
+            else:
+                self.post(
+                    rank, "snapshot_skipped", rank=rank, generation=number, step=self.step, reason="no free slot"
+                )
+
+    @precondition(lambda self: any(self.mail))
+    @rule(data=st.data())
+    def an_event_arrives(self, data: st.DataObject) -> None:
+        rank = data.draw(st.sampled_from([rank for rank in range(WORLD) if self.mail[rank]]))
+        kind, fields = self.mail[rank].popleft()
+        self.delivered.append((kind, fields))
+        self.deliver(kind, fields)
+
+    @precondition(lambda self: self.delivered)
+    @rule(data=st.data())
+    def an_event_arrives_again(self, data: st.DataObject) -> None:
+        kind, fields = data.draw(st.sampled_from(self.delivered))
+        before = self.machine.in_flight
+        self.carry_out(getattr(self.machine, kind)(at=self.now, **fields))
+        assert self.machine.in_flight == before or self.machine.wakeup_at is None
+
+    @precondition(lambda self: self.todo)
+    @rule(index=st.integers(0, 5), works=st.sampled_from(["yes", "yes", "yes", "no", "never"]))
+    def a_keeper_writes(self, index: int, works: str = "yes") -> None:
+        rank, order = self.todo.pop(index % len(self.todo))
+        key = (order.generation, order.step)
+        about = {"rank": rank, "generation": order.generation, "step": order.step, "attempt": order.attempt}
+        outcome = self.outcomes.get((rank, key, order.attempt))
+        if outcome is None and key not in self.slots[rank]:
+            name = checkpoint_name(order.step, order.generation, order.attempt)
+            assert name not in self.machine.in_flight or any(self.mail), "the memory was released too early"
+            outcome = False
+        if outcome is None:
+            outcome = self.outcomes[rank, key, order.attempt] = works == "yes"
+        if outcome:
+            self.written.add((rank, key, order.attempt))
+            self.post(rank, "shard_persisted", shard=shard(rank, order.attempt), **about)
+        else:
+            self.post(rank, "persist_failed", error="disk", transient=works != "never", **about)
+
+    @precondition(lambda self: self.commits)
+    @rule(works=st.sampled_from(["yes", "yes", "no", "never"]))
+    def a_manifest_is_written(self, works: str = "yes") -> None:
+        order = self.commits.pop()
+        about = {"generation": order.generation, "step": order.step, "attempt": order.attempt}
+        if works == "yes":
+            self.disk.add((order.generation, order.step))
+            self.carry_out(self.machine.committed(**about, at=self.now))
+        else:
+            failed = self.machine.commit_failed(**about, error="disk", transient=works == "no", at=self.now)
+            self.carry_out(failed)
+
+    @rule()
+    def time_passes(self) -> None:
+        self.now += 5.0
+        self.carry_out(self.machine.tick(at=self.now))
+
+    @rule(rank=st.integers(0, WORLD - 1), rank_lives=st.booleans())
+    def a_keeper_is_lost(self, rank: int, rank_lives: bool) -> None:
+        held = sorted(self.slots[rank])
+        self.slots[rank].clear()
+        self.mail[rank].clear()
+        self.todo = [(other, order) for other, order in self.todo if other != rank]
+        self.outcomes = {key: outcome for key, outcome in self.outcomes.items() if key[0] != rank}
+        for ranks in self.reported.values():
+            ranks.discard(rank)
+        for number in {record.number for record in self.generations}:
+            self.carry_out(self.machine.keeper_lost(number, [rank], at=self.now))
+        if rank_lives:
+            self.slots[rank].update(held)
+            for number, step in held:
+                self.post(rank, "snapshotted", rank=rank, generation=number, step=step)
+
+    @rule(data=st.data(), all_is_known=st.booleans())
+    def a_generation_ends_and_another_starts(self, data: st.DataObject, all_is_known: bool) -> None:
+        if all_is_known:
+            while any(self.mail):
+                rank = next(rank for rank in range(WORLD) if self.mail[rank])
+                self.deliver(*self.mail[rank].popleft())
+            self.carry_out(self.machine.generation_ended(self.generations[-1].number, at=self.now))
+        complete = {key for key, ranks in self.reported.items() if len(ranks) == WORLD}
+        states = sorted(key for key in complete | self.disk if self.counts(key))
+        origin = data.draw(st.none() | st.sampled_from(states)) if states else None
+        number = self.generations[-1].number + 1
+        if origin is None:
+            self.generations.append(generation(number))
+        else:
+            self.generations.append(generation(number, parent=origin[0], step=origin[1]))
+        self.step = origin[1] if origin else 0
+        self.carry_out(self.machine.generation_started(self.generations, at=self.now))
+
+    @rule()
+    def the_coordinator_is_killed_and_comes_back(self) -> None:
+        self.commits.clear()
+        self.machine = CommitMachine(rebuilding=True)
+        assert self.machine.generation_started(self.generations, at=self.now) == []
+        for gen, step in self.disk:
+            assert self.machine.committed(gen, step, self.ordered[gen, step], at=self.now) == []
+        for rank in range(WORLD):
+            for gen, step in self.slots[rank]:
+                last = max((o.attempt for r, o in self.todo if r == rank and (o.generation, o.step) == (gen, step)), default=0)
+                done = max((a for r, key, a in self.outcomes if r == rank and key == (gen, step)), default=0)
+                self.machine.snapshotted(rank, gen, step, attempt=max(last, done), at=self.now)
+                self.reported.setdefault((gen, step), set()).add(rank)
+            for owner, key, attempt in self.outcomes:
+                if owner == rank and self.outcomes[owner, key, attempt]:
+                    about = {"rank": rank, "generation": key[0], "step": key[1], "attempt": attempt}
+                    self.machine.shard_persisted(**about, shard=shard(rank, attempt), at=self.now)
+        self.carry_out(self.machine.rebuilt(at=self.now))
+
+    @invariant()
+    def a_rank_never_holds_more_than_its_slots(self) -> None:
+        assert all(len(held) <= self.SLOTS for held in self.slots)
+
+    def teardown(self) -> None:
+        """The faults stop: within a few steps a save of all ranks is committed, and then nothing is under way."""
+        self.settle()
+        for _ in range(2 * self.SLOTS + 2):
+            self.a_step_is_saved(ranks=(0, 1))
+            self.settle()
+        assert (self.generations[-1].number, self.step) in self.disk
+        assert self.machine.idle
+
+    def settle(self) -> None:
+        for _ in range(1000):
+            if any(self.mail):
+                rank = next(rank for rank in range(WORLD) if self.mail[rank])
+                self.deliver(*self.mail[rank].popleft())
+            elif self.todo:
+                self.a_keeper_writes(index=0, works="yes")
+            elif self.commits:
+                self.a_manifest_is_written(works="yes")
+            elif self.machine.wakeup_at is not None:
+                self.time_passes()
+            else:
+                return
+        raise AssertionError("it never comes to rest")
+
+
+TestCluster = Cluster.TestCase
+TestCluster.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,0 +1,112 @@
+"""What to restore from; above all, when not to start afresh."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.decide.ladder import Fresh, NothingVerifies, Restore, choose
+from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord, eligible
+from workers import errors
+from workers.checkpoint.manifest import checkpoint_name
+
+
+def generation(number: int, parent: int | None = None, step: int = 0) -> GenerationRecord:
+    return GenerationRecord(
+        number=number,
+        driver="d",
+        parent=None,
+        parent_generation=parent,
+        restored_step=step,
+        source="fresh" if parent is None else "checkpoint",
+        reason="start",
+        created_at=0.0,
+        world_size=2,
+    )
+
+
+def checkpoint(gen: int, step: int, attempt: int = 1) -> CheckpointRecord:
+    return CheckpointRecord(name=checkpoint_name(step, gen, attempt), generation=gen, step=step, attempt=attempt)
+
+
+NEWER, OLDER = checkpoint(1, 40), checkpoint(1, 20)
+
+
+def test_the_newest_rung_is_taken() -> None:
+    choice = choose(generations=[generation(1)], checkpoints=[OLDER, NEWER], rejected={})
+    assert choice == Restore(name=NEWER.name, generation=1, step=40)
+
+
+def test_a_rejected_rung_is_passed_and_named_with_its_reason() -> None:
+    choice = choose(generations=[generation(1)], checkpoints=[OLDER, NEWER], rejected={NEWER.name: "one bit differs"})
+    assert choice == Restore(name=OLDER.name, generation=1, step=20, passed=((NEWER.name, "one bit differs"),))
+
+
+def test_when_every_rung_is_rejected_the_run_stops_and_the_error_lists_each_with_its_reason() -> None:
+    rejected = {NEWER.name: "rank 1's shard is short", OLDER.name: "no manifest"}
+    choice = choose(generations=[generation(1)], checkpoints=[OLDER, NEWER], rejected=rejected)
+    assert isinstance(choice, NothingVerifies)
+    error = choice.error("/runs/gpt")
+    assert isinstance(error, errors.NothingVerifies)
+    for words in ("/runs/gpt", *rejected, *rejected.values()):
+        assert words in str(error)
+
+
+def test_a_checkpoint_of_a_timeline_that_was_left_is_neither_restored_nor_silently_replaced_by_a_fresh_start() -> None:
+    choice = choose(generations=[generation(1), generation(2)], checkpoints=[OLDER], rejected={})
+    assert isinstance(choice, NothingVerifies)
+    assert choice.found == ((OLDER.name, "belongs to a timeline that generation 2 does not continue"),)
+
+
+def test_an_empty_run_starts_afresh() -> None:
+    assert choose(generations=[], checkpoints=[], rejected={}) == Fresh()
+
+
+def test_a_run_that_was_killed_during_its_first_save_starts_afresh_and_says_what_was_left() -> None:
+    tries = [checkpoint(1, 20, 1), checkpoint(1, 20, 2), checkpoint(2, 20, 1)]
+    choice = choose(generations=[generation(1), generation(2)], checkpoints=[], rejected={}, unfinished=tries)
+    assert choice == Fresh(unfinished=(tries[2].name, tries[1].name, tries[0].name))
+
+
+def test_a_run_whose_saves_never_completed_is_not_started_afresh() -> None:
+    choice = choose(generations=[generation(1)], checkpoints=[], rejected={}, unfinished=[OLDER, NEWER])
+    assert isinstance(choice, NothingVerifies)
+    assert [name for name, _ in choice.found] == [NEWER.name, OLDER.name]
+
+
+_CHECKPOINTS = st.builds(checkpoint, st.integers(1, 3), st.integers(1, 4), st.integers(1, 2))
+_GENERATIONS = st.lists(
+    st.builds(generation, st.integers(1, 3), st.none() | st.integers(1, 3), st.integers(0, 4)),
+    unique_by=lambda record: record.number,
+)
+
+
+@given(_GENERATIONS, st.sets(_CHECKPOINTS), st.data())
+def test_a_choice_is_the_newest_good_rung_or_an_error_and_never_fresh_beside_a_checkpoint(
+    generations: list[GenerationRecord], checkpoints: set[CheckpointRecord], data: st.DataObject
+) -> None:
+    bad = data.draw(st.sets(st.sampled_from(sorted(item.name for item in checkpoints)))) if checkpoints else set()
+    choice = choose(generations=generations, checkpoints=checkpoints, rejected=dict.fromkeys(bad, "bad"))
+    good = [item.name for item in eligible(generations, checkpoints) if item.name not in bad]
+    match choice:
+        case Restore():
+            assert choice.name == good[0]
+        case NothingVerifies():
+            assert not good
+            assert sorted(name for name, _ in choice.found) == sorted(item.name for item in checkpoints)
+        case Fresh():
+            assert not checkpoints
+
+
+def test_the_rungs_below_are_not_needed_and_not_missed() -> None:
+    choice = choose(generations=[generation(1), generation(2, 1, 20)], checkpoints=[checkpoint(2, 40)], rejected={})
+    assert isinstance(choice, Restore)
+    assert choice.step == 40
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_of_two_attempts_at_one_step_the_later_is_taken(attempt: int) -> None:
+    both = [checkpoint(1, 20, 1), checkpoint(1, 20, 2)]
+    rejected = {} if attempt == 2 else {both[1].name: "bad"}
+    choice = choose(generations=[generation(1)], checkpoints=both, rejected=rejected)
+    assert isinstance(choice, Restore)
+    assert choice.name == both[attempt - 1].name

@@ -1,0 +1,150 @@
+"""Groups, locks and pids: nothing outlives a run, and nothing that is not ours is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from workers import processes
+from workers.groups import GroupRecord
+from workers.processes import ProcessId, RunLock
+
+LEADER = (
+    "import os, subprocess, sys, time; os.setpgid(0, 0); "
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
+    "print(child.pid, flush=True); time.sleep(600)"
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return uuid.uuid4().hex[:16]
+
+
+@pytest.fixture
+def group() -> Iterator[tuple["subprocess.Popen[str]", int]]:
+    leader = subprocess.Popen([sys.executable, "-c", LEADER], stdout=subprocess.PIPE, text=True)
+    assert leader.stdout is not None
+    child = int(leader.stdout.readline())
+    yield leader, child
+    processes.kill_group(leader.pid)
+    leader.wait()
+    leader.stdout.close()
+
+
+def wait_until_gone(pid: int) -> None:
+    """Wait for the process to end; pidfd works for any process, not only for children."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    import select
+
+    assert select.select([fd], [], [], 10)[0], f"process {pid} is still there"
+    os.close(fd)
+
+
+def test_children_die_with_their_group_even_when_the_leader_is_already_gone(
+    group: tuple["subprocess.Popen[str]", int],
+) -> None:
+    leader, child = group
+    identity = processes.identify(leader.pid)
+    assert identity is not None
+    leader.kill()
+    leader.wait()
+    processes.kill_leftover_group(identity)
+    wait_until_gone(child)
+
+
+def test_a_group_whose_number_was_given_to_another_process_is_left_alone(
+    group: tuple["subprocess.Popen[str]", int],
+) -> None:
+    leader, child = group
+    identity = processes.identify(leader.pid)
+    assert identity is not None
+    processes.kill_leftover_group(ProcessId(pid=leader.pid, start_ticks=identity.start_ticks - 1))
+    assert processes.start_ticks(child) is not None
+    assert leader.poll() is None
+
+
+def test_a_zombie_counts_as_gone() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert processes.start_ticks(child.pid) is None
+    child.wait()
+
+
+def test_a_process_that_asked_for_it_dies_with_its_parent() -> None:
+    source = (
+        "import os, subprocess, sys; "
+        "code = 'import os, sys, time; from workers import processes; "
+        "processes.die_with_parent(int(sys.argv[1])); print(os.getpid(), flush=True); time.sleep(600)'; "
+        "child = subprocess.Popen([sys.executable, '-c', code, str(os.getpid())]); child.wait()"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    wait_until_gone(child)
+
+
+def test_a_lock_is_held_as_long_as_any_process_that_inherited_it_lives(run: str) -> None:
+    lock = RunLock(run, "first")
+    heir = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=[lock.fd])
+    lock.close()
+    assert processes.lock_holders(lock.path) == [heir.pid]
+    heir.kill()
+    heir.wait()
+    assert processes.lock_holders(lock.path) == []
+    assert not lock.path.exists()
+
+
+def test_a_new_driver_kills_the_recorded_groups_of_the_old_one(
+    run: str, group: tuple["subprocess.Popen[str]", int]
+) -> None:
+    leader, child = group
+    GroupRecord(run, "old").record(leader.pid, generation=3)
+    assert GroupRecord(run, "new").end_predecessors(timeout_seconds=10) == []
+    assert leader.wait(timeout=10) == -signal.SIGKILL
+    wait_until_gone(child)
+
+
+def test_a_new_driver_names_the_pids_that_will_not_go(run: str) -> None:
+    lock = RunLock(run, "old")
+    heir = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=[lock.fd])
+    lock.close()
+    try:
+        assert GroupRecord(run, "new").end_predecessors(timeout_seconds=0.2) == [heir.pid]
+    finally:
+        heir.kill()
+        heir.wait()
+
+
+def test_a_keeper_that_comes_back_still_knows_the_groups_it_recorded(
+    run: str, group: tuple["subprocess.Popen[str]", int]
+) -> None:
+    leader, child = group
+    GroupRecord(run, "d").record(leader.pid, generation=2)
+    reborn = GroupRecord(run, "d")
+    reborn.kill_up_to(1)
+    assert leader.poll() is None
+    reborn.kill_up_to(2)
+    assert leader.wait(timeout=10) == -signal.SIGKILL
+    wait_until_gone(child)
+
+
+def test_a_run_that_is_over_leaves_nothing_in_the_node_directory(run: str, tmp_path: Path) -> None:
+    record = GroupRecord(run, "d")
+    record.record(os.getpid(), generation=1)
+    lock = RunLock(run, "d")
+    lock.close()
+    record.remove()
+    assert list(tmp_path.rglob("*")) == []

@@ -1,0 +1,233 @@
+"""The reader: exact values or CheckpointDamaged, never anything in between."""
+
+import dataclasses
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_samples import rows, same_bytes, save, two_ranks, whole, whole_tensors, write_image
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workers import failpoint
+from workers.checkpoint.manifest import MANIFEST_FILE, Manifest, ShardRecord, TensorRecord, checkpoint_dir
+from workers.checkpoint.reader import CheckpointReader
+from workers.checkpoint.store import LocalStore
+from workers.checkpoint.tensors import CapturedState, TensorSource
+from workers.errors import CallerError, CheckpointDamaged
+
+
+def read_everything(source: TensorSource, manifest: Manifest) -> None:
+    for shard in manifest.shards:
+        for record in shard.tensors:
+            source.fetch(record.name, offsets=record.offsets, shape=record.shape)
+    source.document()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_gets_its_parts_and_its_document_back(tmp_path: Path, rank: int) -> None:
+    store = LocalStore(tmp_path)
+    states = two_ranks()
+    reader: TensorSource = CheckpointReader(store, save(store, states).name, rank)
+    assert reader.document() == states[rank].document
+    assert set(reader.names()) == set(whole_tensors(states))
+    for named in states[rank].tensors:
+        found = reader.fetch(named.name, offsets=named.offsets, shape=named.tensor.shape)
+        assert same_bytes(found, named.tensor.clone()), named.name
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_tensor_of_any_ranks_shard_is_found_whole(tmp_path: Path, rank: int) -> None:
+    store = LocalStore(tmp_path)
+    states = two_ranks()
+    reader = CheckpointReader(store, save(store, states).name, rank)
+    for name, tensor in whole_tensors(states).items():
+        found = reader.fetch(name, offsets=(0,) * tensor.dim(), shape=tensor.shape)
+        assert same_bytes(found, tensor), name
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_window_of_a_tensor_is_put_together_from_its_parts(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    height, width = data.draw(st.integers(0, 6)), data.draw(st.integers(1, 3))
+    tensor = torch.arange(float(height * width)).reshape(height, width)
+    cuts = sorted(data.draw(st.lists(st.integers(0, height), min_size=2, max_size=2)))
+    bounds = [(0, cuts[0]), (cuts[0], cuts[1]), (cuts[1], height)]
+    store = LocalStore(tmp_path_factory.mktemp("run"))
+    manifest = save(store, [CapturedState(tensors=[rows("w", tensor, *bound)], document={}) for bound in bounds])
+    first = data.draw(st.integers(0, height))
+    last = data.draw(st.integers(first, height))
+    left = data.draw(st.integers(0, width))
+    right = data.draw(st.integers(left, width))
+    reader = CheckpointReader(store, manifest.name, data.draw(st.integers(0, 2)))
+    found = reader.fetch("w", offsets=(first, left), shape=(last - first, right - left))
+    assert same_bytes(found, tensor[first:last, left:right].clone())
+
+
+def test_a_part_that_several_ranks_saved_is_taken_from_the_own_shard(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    states = [CapturedState(tensors=[whole("w", torch.arange(3.0))], document={}) for _ in range(2)]
+    manifest = save(store, states)
+    (tmp_path / checkpoint_dir(manifest.name) / manifest.shards[0].file).unlink()
+    assert CheckpointReader(store, manifest.name, 1).fetch("w", offsets=(0,), shape=(3,)).equal(torch.arange(3.0))
+
+
+def test_what_is_fetched_is_memory_of_its_own(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    reader = CheckpointReader(store, save(store, two_ranks()).name, 0)
+    first = reader.fetch("model.norm", offsets=(0,), shape=(4,))
+    first.zero_()
+    assert reader.fetch("model.norm", offsets=(0,), shape=(4,)).equal(torch.arange(4.0))
+    reader.close()
+    assert reader.fetch("model.norm", offsets=(0,), shape=(4,)).equal(torch.arange(4.0))
+
+
+def test_an_unknown_name_or_a_part_outside_of_the_tensor_is_a_key_error(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    reader = CheckpointReader(store, save(store, two_ranks()).name, 0)
+    with pytest.raises(KeyError, match=r"model\.other"):
+        reader.fetch("model.other", offsets=(0,), shape=(1,))
+    for offsets, shape in (((0, 0), (8, 5)), ((-1, 0), (1, 5)), ((0,), (7,)), ((), ())):
+        with pytest.raises(KeyError, match=r"model\.weight"):
+            reader.fetch("model.weight", offsets=offsets, shape=shape)
+
+
+def test_a_part_that_no_rank_saved_is_a_key_error(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    tensor = torch.zeros(4, 2)
+    states = [
+        CapturedState(tensors=[rows("w", tensor, 0, 1)], document={}),
+        CapturedState(tensors=[rows("w", tensor, 3, 4)], document={}),
+    ]
+    reader = CheckpointReader(store, save(store, states).name, 0)
+    with pytest.raises(KeyError, match="covers 4 elements"):
+        reader.fetch("w", offsets=(0, 0), shape=(4, 2))
+
+
+def test_a_rank_that_did_not_save_is_refused(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    name = save(store, two_ranks()).name
+    with pytest.raises(CallerError, match="saved by 2 ranks"):
+        CheckpointReader(store, name, 2)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_a_flipped_bit_anywhere_is_noticed_by_a_rank_that_reads_everything(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    store = LocalStore(tmp_path_factory.mktemp("run"))
+    manifest = save(store, two_ranks())
+    directory = store.local_path(checkpoint_dir(manifest.name))
+    file = data.draw(st.sampled_from([MANIFEST_FILE, manifest.shards[0].file]))
+    content = bytearray((directory / file).read_bytes())
+    # Half of the places among the tensors, which are few among the bytes of the header.
+    low = data.draw(st.sampled_from([0, manifest.shards[0].tensors[0].start])) if file != MANIFEST_FILE else 0
+    at = data.draw(st.integers(low, len(content) - 1))
+    content[at] ^= 1 << data.draw(st.integers(0, 7))
+    (directory / file).write_bytes(content)
+    with pytest.raises(CheckpointDamaged):
+        read_everything(CheckpointReader(store, manifest.name, 0), manifest)
+
+
+def test_a_flipped_bit_names_the_file_and_the_tensor_in_the_own_and_in_another_shard(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    manifest = save(store, two_ranks())
+    shard = manifest.shards[0]
+    record = next(record for record in shard.tensors if record.name == "model.norm")
+    with open(tmp_path / checkpoint_dir(manifest.name) / shard.file, "r+b") as file:
+        file.seek(record.start)
+        file.write(b"\x01")
+    for rank in (0, 1):
+        with pytest.raises(CheckpointDamaged, match=r"rank-00000-of-00002\.safetensors .*'model\.norm'"):
+            CheckpointReader(store, manifest.name, rank).fetch("model.norm", offsets=(0,), shape=(4,))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "cut in the header", "longer"])
+def test_a_file_that_is_not_the_committed_one_is_damage(tmp_path: Path, damage: str, rank: int) -> None:
+    store = LocalStore(tmp_path)
+    manifest = save(store, two_ranks())
+    path = tmp_path / checkpoint_dir(manifest.name) / manifest.shards[0].file
+    content = path.read_bytes()
+    match damage:
+        case "missing":
+            path.unlink()
+        case "longer":
+            path.write_bytes(content + b"\0")
+        case _:
+            path.write_bytes(content[: {"empty": 0, "cut": len(content) - 17, "cut in the header": 100}[damage]])
+    if damage == "longer" and rank == 1:
+        read_everything(CheckpointReader(store, manifest.name, rank), manifest)  # all that it uses is as committed
+    else:
+        with pytest.raises(CheckpointDamaged, match="rank-00000-of-00002"):
+            read_everything(CheckpointReader(store, manifest.name, rank), manifest)
+
+
+def test_the_own_shard_is_read_once(tmp_path: Path) -> None:
+    opened: list[str] = []
+
+    class Counting(LocalStore):
+        def open_existing(self, path: str, *, direct: bool = False):  # type: ignore[no-untyped-def]
+            opened.append(path.rpartition("/")[2])
+            return super().open_existing(path, direct=direct)
+
+    store = Counting(tmp_path)
+    states = two_ranks()
+    manifest = save(store, states)
+    opened.clear()
+    reader = CheckpointReader(store, manifest.name, 1)
+    reader.document()
+    for named in states[1].tensors:
+        reader.fetch(named.name, offsets=named.offsets, shape=named.tensor.shape)
+    assert opened == [manifest.shards[1].file]
+
+
+def test_a_storage_error_while_reading_is_not_taken_for_damage(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    manifest = save(store, two_ranks())
+    fault = failpoint.Arm(id="fault", point="restore.read", action="eio", when={"rank": 1, "step": 120})
+    failpoint.arm([fault], tmp_path / "faults")
+    try:
+        CheckpointReader(store, manifest.name, 0).document()
+        with pytest.raises(OSError) as raised:
+            CheckpointReader(store, manifest.name, 1).document()
+    finally:
+        failpoint.arm((), tmp_path)
+    assert raised.value.errno == errno.EIO
+
+
+def test_snapshots_in_memory_are_read_by_the_same_reader(tmp_path: Path) -> None:
+    states = two_ranks()
+    manifest = save(LocalStore(tmp_path / "disk"), states)
+    slots = [write_image(state)[0] for state in states]
+
+    class Snapshots:
+        def whole(self, shard: ShardRecord) -> memoryview:
+            return slots[shard.rank].image[: slots[shard.rank].image_bytes]
+
+        def part(self, shard: ShardRecord, start: int, stop: int) -> memoryview:
+            return slots[shard.rank].image[start:stop]
+
+    reader = CheckpointReader(
+        LocalStore(tmp_path / "elsewhere"), manifest.name, 0, manifest=manifest, shards=Snapshots()
+    )
+    for name, tensor in whole_tensors(states).items():
+        assert same_bytes(reader.fetch(name, offsets=(0,) * tensor.dim(), shape=tensor.shape), tensor)
+    slots[0].image[manifest.shards[0].tensors[0].start] ^= 1
+    reader.close()
+    with pytest.raises(CheckpointDamaged):
+        reader.document()
+
+
+def test_a_tensor_of_an_unknown_type_is_damage(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    manifest = save(store, [CapturedState(tensors=[whole("w", torch.zeros(1))], document={})])
+    record: TensorRecord = dataclasses.replace(manifest.shards[0].tensors[0], dtype="F128")
+    shard = dataclasses.replace(manifest.shards[0], tensors=(record,))
+    strange = dataclasses.replace(manifest, shards=(shard,))
+    with pytest.raises(CheckpointDamaged, match="'F128'"):
+        CheckpointReader(store, manifest.name, 0, manifest=strange).fetch("w", offsets=(0,), shape=(1,))

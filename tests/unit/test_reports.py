@@ -1,0 +1,85 @@
+"""Every agent gets the same numbered sequence of reports."""
+
+from orchestrator.reports import ReportSequence
+from workers.messages import AgentJoined, Command, Report, Reported
+
+
+def agent(rank: int, *, queued: int = 0, done: int = 0) -> AgentJoined:
+    return AgentJoined(
+        agent=f"d/{rank}",
+        group="g",
+        rank=rank,
+        local_rank=rank,
+        world_size=2,
+        node="n",
+        node_ip="",
+        pid=1,
+        ready=True,
+        store_port=0,
+        reports_queued=queued,
+        reports_done=done,
+    )
+
+
+Posted = dict[str, list[Command]]
+
+
+def sequence(*agents: AgentJoined) -> tuple[ReportSequence, Posted]:
+    posted: Posted = {"d/0": [], "d/1": []}
+    reports = ReportSequence(lambda name, command: posted[name].append(command))
+    for event in agents or (agent(0), agent(1)):
+        reports.joined(event, new_group=event.rank == 0)
+    return reports, posted
+
+
+def test_metrics_that_come_while_ray_is_busy_are_merged_and_commits_are_not() -> None:
+    reports, posted = sequence()
+    reports.metrics({"loss": 3.0})
+    reports.metrics({"loss": 2.0, "lr": 0.1})
+    reports.commit(10, "/a")
+    reports.commit(20, "/b")
+    assert posted["d/0"] == [Report(number=1, metrics={"loss": 3.0}, checkpoint=None)]
+    for number in (1, 2, 3):
+        for rank in (0, 1):
+            reports.done(Reported(agent=f"d/{rank}", number=number))
+    assert posted["d/0"] == posted["d/1"]
+    assert posted["d/0"][1:] == [
+        Report(number=2, metrics={"loss": 2.0, "lr": 0.1, "committed_step": 10}, checkpoint="/a"),
+        Report(number=3, metrics={"loss": 2.0, "lr": 0.1, "committed_step": 20}, checkpoint="/b"),
+    ]
+
+
+def test_the_next_report_waits_for_all_agents() -> None:
+    reports, posted = sequence()
+    reports.commit(1, "/a")
+    reports.commit(2, "/b")
+    reports.done(Reported(agent="d/0", number=1))
+    reports.done(Reported(agent="d/0", number=1))
+    assert len(posted["d/1"]) == 1
+    reports.done(Reported(agent="d/1", number=1))
+    assert len(posted["d/1"]) == 2
+
+
+def test_the_end_of_the_run_sends_what_is_left_and_fixes_the_last_number() -> None:
+    reports, posted = sequence()
+    reports.commit(1, "/a")
+    reports.commit(2, "/b")
+    reports.metrics({"loss": 1.0})
+    reports.flush()
+    assert [report.number for report in posted["d/1"] if isinstance(report, Report)] == [1, 2]
+    assert reports.last == 2
+
+
+def test_after_a_restart_of_the_coordinator_the_numbers_go_on() -> None:
+    reports, posted = sequence(agent(0, queued=4, done=4), agent(1, queued=4, done=4))
+    reports.commit(5, "/e")
+    assert posted["d/1"] == [Report(number=5, metrics={"committed_step": 5}, checkpoint="/e")]
+
+
+def test_an_agent_that_missed_a_report_makes_an_empty_one_in_its_place() -> None:
+    reports, posted = sequence(agent(0, queued=3, done=3), agent(1, queued=4, done=3))
+    reports.commit(5, "/e")
+    assert posted == {"d/0": [Report(number=4, metrics={}, checkpoint=None)], "d/1": []}
+    for rank in (0, 1):
+        reports.done(Reported(agent=f"d/{rank}", number=4))
+    assert posted["d/0"][1:] == posted["d/1"] == [Report(number=5, metrics={"committed_step": 5}, checkpoint="/e")]

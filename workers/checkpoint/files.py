@@ -1,0 +1,111 @@
+"""Open files of a store: positioned reads and writes, past the page cache where the file system allows.
+
+Faults survived: a file system, a device or a memory address that does not take O_DIRECT (the page cache is used
+instead, and `direct` says so); short reads and writes.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from typing import Protocol
+
+_DIRECT_REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
+_SECTOR_BYTES = 512
+
+
+class StoreFile(Protocol):
+    """An open file. `direct` is true while reads and writes go past this machine's page cache."""
+
+    direct: bool
+
+    def write_at(self, data: memoryview, position: int) -> None:
+        """Write all of `data` at this byte position."""
+
+    def read_into(self, buffer: memoryview, position: int) -> int:
+        """Read as much as fits from this byte position; returns the number of bytes, less only at the file's end."""
+
+    def truncate(self, size_bytes: int) -> None:
+        """Set the file's length."""
+
+    def sync(self) -> None:
+        """Make contents and length durable."""
+
+    def drop_cache(self) -> None:
+        """Ask the kernel to forget its cached pages of this file."""
+
+    def close(self) -> None:
+        """Close it; nothing is flushed."""
+
+
+class LocalFile:
+    """A StoreFile on a POSIX file system. Falls back to the page cache where O_DIRECT is refused."""
+
+    def __init__(self, descriptor: int, *, direct: bool) -> None:
+        self._descriptor = descriptor
+        self.direct = False
+        if direct:
+            self._set_direct(True)
+
+    def write_at(self, data: memoryview, position: int) -> None:
+        done = 0
+        while done < len(data):
+            try:
+                done += os.pwrite(self._descriptor, data[done:], position + done)
+            except OSError as error:
+                self._fall_back(error)
+
+    def read_into(self, buffer: memoryview, position: int) -> int:
+        done = 0
+        while done < len(buffer):
+            try:
+                count = os.preadv(self._descriptor, [buffer[done:]], position + done)
+            except OSError as error:
+                self._fall_back(error)
+                continue
+            done += count
+            if count == 0 or (self.direct and count % _SECTOR_BYTES):
+                break  # the end; asking again from an unaligned position would look like a refusal of O_DIRECT
+        return done
+
+    def truncate(self, size_bytes: int) -> None:
+        os.ftruncate(self._descriptor, size_bytes)
+
+    def sync(self) -> None:
+        os.fsync(self._descriptor)
+
+    def drop_cache(self) -> None:
+        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _set_direct(self, wanted: bool) -> None:
+        # Set on the open file rather than at open: some file systems create the file and then refuse the flag.
+        flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+        flags = flags | os.O_DIRECT if wanted else flags & ~os.O_DIRECT
+        try:
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags)
+            self.direct = wanted
+        except OSError as error:
+            if error.errno not in _DIRECT_REFUSED:
+                raise
+
+    def _fall_back(self, error: OSError) -> None:
+        """Go through the page cache from here on, if the error may mean that O_DIRECT does not work; else raise it.
+
+        Also met at unaligned memory and after a short write, which leave the rest unaligned.
+        """
+        if not self.direct or error.errno not in _DIRECT_REFUSED:
+            raise error
+        self._set_direct(False)
+
+
+@contextlib.contextmanager
+def closing_file(file: StoreFile) -> Iterator[StoreFile]:
+    """Close the file at the end of the block, also after an error."""
+    try:
+        yield file
+    finally:
+        file.close()

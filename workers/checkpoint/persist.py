@@ -1,0 +1,123 @@
+"""From a snapshot in memory to a verified shard on storage. Runs in the keeper, without torch.
+
+Protocol, in this order: digest the image in memory; write it to <name>.tmp past the page cache; set its exact length;
+fsync; rename; fsync the directory; read the file back and compare. Only then is there a receipt.
+
+Faults survived: a kill at any point (a .tmp, or a file without a receipt, is left in an attempt that nothing
+restores); a full disk (the .tmp is removed and the error raised, for another attempt); a device that stores other bytes
+than it was given; file systems without O_DIRECT. A name that exists is never written to.
+"""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from workers import failpoint
+from workers.checkpoint import header
+from workers.checkpoint.digests import BLOCK_BYTES, FileDigests, file_digests, file_header, image_digests
+from workers.checkpoint.files import closing_file
+from workers.checkpoint.manifest import ShardRecord, VerifiedFrom, checkpoint_dir, shard_file
+from workers.checkpoint.store import Store
+from workers.errors import CheckpointDamaged
+
+
+class ShardNotVerified(CheckpointDamaged):
+    """The bytes read back from storage are not the bytes of the snapshot; this attempt must not be committed."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenShard:
+    """A verified shard, and how long it took: until it was durable, and then until it had been read back."""
+
+    shard: ShardRecord
+    durable_seconds: float
+    verify_seconds: float
+
+
+def write_shard(
+    store: Store,
+    checkpoint: str,
+    rank: int,
+    world_size: int,
+    image: memoryview,
+    image_bytes: int,
+    context: Mapping[str, Any],
+) -> WrittenShard:
+    """Persist one rank's image into the directory of `checkpoint` (a name) and verify it.
+
+    `image` is page-aligned, at least `image_bytes` rounded up to 4096 long, and must not change meanwhile; `context`
+    goes to the fault points. Raises CheckpointDamaged if the image is torn, ShardNotVerified (it names the tensor) if
+    the storage returns other bytes, FileExistsError if this attempt's shard was written before, and OSErrors.
+    """
+    directory = checkpoint_dir(checkpoint)
+    path = f"{directory}/{shard_file(rank, world_size)}"
+    began = time.monotonic()
+    content = image[:image_bytes]
+    parsed = header.parse_header(content, what=f"the snapshot for {path}")
+    if parsed.image_bytes != image_bytes:
+        raise CheckpointDamaged(f"the snapshot for {path} has {image_bytes} bytes, its header {parsed.image_bytes}")
+    whole, by_tensor = image_digests(content, parsed.tensors.values())
+    store.make_dir(directory)
+    persist(store, path, image, image_bytes, context=context)
+    durable = time.monotonic()
+    failpoint.hit("persist.readback", **context)
+    found = file_digests(store, path, parsed.tensors.values())
+    _compare(path, found, image_bytes, whole, by_tensor)
+    verified = time.monotonic()
+    failpoint.hit("persist.receipt", **context)
+    shard = ShardRecord(
+        file=shard_file(rank, world_size),
+        rank=rank,
+        bytes=image_bytes,
+        digest=whole,
+        verified_from=found.verified_from,
+        tensors=tuple(dataclasses.replace(record, digest=by_tensor[name]) for name, record in parsed.tensors.items()),
+    )
+    return WrittenShard(shard=shard, durable_seconds=durable - began, verify_seconds=verified - durable)
+
+
+def persist(store: Store, path: str, image: memoryview, image_bytes: int, *, context: Mapping[str, Any]) -> None:
+    """Write image[:image_bytes] durably under a new name. See `write_shard` for the arguments and errors."""
+    rounded = -(-image_bytes // header.PAGE_BYTES) * header.PAGE_BYTES
+    if len(image) < rounded:
+        raise ValueError(f"the image has {len(image)} bytes of memory, and {rounded} are needed to write whole pages")
+    failpoint.hit("persist.create", **context)
+    if store.exists(path):
+        raise FileExistsError(f"{path} exists, and nothing is written twice")
+    temporary = f"{path}.tmp"
+    total = -(-rounded // BLOCK_BYTES)
+    with closing_file(store.open_new(temporary, direct=True)) as file:
+        try:
+            for index in range(total):
+                failpoint.hit("persist.block", index=index, total=total, **context)
+                start = index * BLOCK_BYTES
+                file.write_at(image[start : min(start + BLOCK_BYTES, rounded)], start)
+            file.truncate(image_bytes)
+            failpoint.hit("persist.fsync", **context)
+            file.sync()
+        except OSError:
+            # After a failed fsync the pages count as clean, so this file is never to be trusted; or the disk is full.
+            with contextlib.suppress(OSError):
+                store.unlink(temporary)
+            raise
+    failpoint.hit("persist.rename", **context)
+    store.move(temporary, path)
+    failpoint.hit("persist.dir_fsync", **context)
+    store.sync_dir(path.rpartition("/")[0] or ".")
+
+
+def read_back(store: Store, path: str) -> tuple[str, dict[str, str], VerifiedFrom]:
+    """(digest of the whole file, digest of each tensor that its header names, where the bytes came from)."""
+    found = file_digests(store, path, file_header(store, path).tensors.values())
+    return found.digest, found.tensors, found.verified_from
+
+
+def _compare(path: str, found: FileDigests, image_bytes: int, whole: str, by_tensor: dict[str, str]) -> None:
+    if found.bytes != image_bytes:
+        raise ShardNotVerified(f"{path} was read back with {found.bytes} bytes, and {image_bytes} were written")
+    if found.digest != whole:
+        bad = sorted(name for name, digest in by_tensor.items() if found.tensors[name] != digest)
+        where = f"in tensor {bad[0]!r}" + (f" and {len(bad) - 1} more" if bad[1:] else "") if bad else "in its header"
+        raise ShardNotVerified(f"{path} was read back with other bytes than were written, {where}")

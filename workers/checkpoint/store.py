@@ -1,0 +1,261 @@
+"""The one seam to storage: every byte of a run directory is written and read through here.
+
+What a local or shared POSIX file system guarantees, and what is built on it:
+- A rename within a file system is atomic; it is durable once the directories are fsynced; file contents only once
+  the file is. So: write a temporary file, fsync it, give it its name, fsync the directory, and only then rely on it.
+- A hard link is made or refused as a whole, so of several processes exactly one creates a name (`create_exclusive`).
+- Nothing that has its final name is ever written again.
+
+Faults survived: a kill or a power loss between any two operations (temporary files are left, never half a named file);
+another driver creating the same name; NFS, where link and rename may report failure after success, because the answer
+was lost and the request repeated (the outcome is looked at), and listings may be stale (`fresh=True`).
+
+Paths are relative to the root, with "/" between parts; ".." and absolute paths are refused. A test that records or
+fails storage operations overrides the primitives: open_new, link, move, unlink, sync_dir, and the methods of StoreFile.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+from workers import failpoint
+from workers.checkpoint.files import LocalFile, StoreFile, closing_file
+
+_MEMORY_FILE_SYSTEMS = {0x01021994, 0x858458F6}  # tmpfs, ramfs
+
+
+class Store(Protocol):
+    """What the checkpoint code needs of storage. Errors are OSErrors, with the path in them."""
+
+    def make_dir(self, path: str) -> None:
+        """Create a directory and its parents, durably; an existing one is fine."""
+
+    def list_dir(self, path: str, *, fresh: bool = False) -> list[str]:
+        """Sorted names; empty if there is no such directory. `fresh` defeats stale listings, and needs write access."""
+
+    def exists(self, path: str) -> bool:
+        """Whether a file or directory has this name; an error other than absence is raised."""
+
+    def is_dir(self, path: str) -> bool:
+        """Whether a directory has this name."""
+
+    def size(self, path: str) -> int:
+        """Bytes in a file."""
+
+    def read_bytes(self, path: str) -> bytes:
+        """A whole small file."""
+
+    def create_exclusive(self, path: str, data: bytes) -> None:
+        """Create a file durably, once among all processes; FileExistsError if the name has another content."""
+
+    def write_atomic(self, path: str, data: bytes, *, points: str = "", context: Mapping[str, Any] = {}) -> None:
+        """Create a file durably, whole or not at all; FileExistsError if the name is taken.
+
+        points="commit" passes the fault points commit.write, .fsync, .rename and .dir_fsync, each before its step.
+        """
+
+    def append(self, path: str, data: bytes, *, sync: bool = True) -> None:
+        """Append to a file in one write, creating it if need be; a crash may leave a part of `data` at its end."""
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename durably; FileExistsError if the target exists."""
+
+    def remove_tree(self, path: str) -> None:
+        """Delete a directory and all in it, or a file; nothing happens if it is absent."""
+
+    def open_new(self, path: str, *, direct: bool = False) -> StoreFile:
+        """Create a file to write; FileExistsError if the name is taken. `direct` is a wish, see StoreFile.direct."""
+
+    def open_existing(self, path: str, *, direct: bool = False) -> StoreFile:
+        """Open a file for reading."""
+
+    def move(self, source: str, target: str) -> None:
+        """Rename, not durably yet; FileExistsError if the target exists."""
+
+    def unlink(self, path: str) -> None:
+        """Delete one file."""
+
+    def sync_dir(self, path: str) -> None:
+        """Make the names in a directory durable."""
+
+    def in_memory(self) -> bool:
+        """Whether the root lies on a file system that keeps its files in memory only."""
+
+
+class LocalStore:
+    """A Store in a directory of a local or shared POSIX file system."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(root)
+
+    def local_path(self, path: str) -> Path:
+        """Where a path of this store lies; ValueError if it would lie outside of the root."""
+        pure = PurePosixPath(path)
+        if pure.is_absolute() or ".." in pure.parts or "\0" in path:
+            raise ValueError(f"{path!r} is not a path within the run directory")
+        return self.root / pure
+
+    def make_dir(self, path: str) -> None:
+        local = self.local_path(path)
+        missing = [folder for folder in (local, *local.parents) if not folder.exists()]
+        local.mkdir(parents=True, exist_ok=True)
+        for folder in missing:
+            _fsync_directory(folder.parent)
+
+    def list_dir(self, path: str, *, fresh: bool = False) -> list[str]:
+        local = self.local_path(path)
+        try:
+            if fresh:
+                # An NFS client drops its cached listing when the directory changes by its own hand.
+                probe = local / f".probe-{uuid.uuid4().hex}.tmp"
+                os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+                probe.unlink()
+            return sorted(os.listdir(local))
+        except FileNotFoundError:
+            if not self.root.is_dir():
+                raise  # storage that has gone away must not look like a run without checkpoints
+            return []
+
+    def exists(self, path: str) -> bool:
+        try:
+            os.stat(self.local_path(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def is_dir(self, path: str) -> bool:
+        return self.exists(path) and self.local_path(path).is_dir()
+
+    def size(self, path: str) -> int:
+        return os.stat(self.local_path(path)).st_size
+
+    def read_bytes(self, path: str) -> bytes:
+        return self.local_path(path).read_bytes()
+
+    def create_exclusive(self, path: str, data: bytes) -> None:
+        temporary = self._write_temporary(path, data, "", {})
+        try:
+            self.link(temporary, path)
+        except OSError:
+            # Ours after all, if the answer was lost. Equal contents of two drivers differ in the driver's id.
+            if not self.exists(path) or self.read_bytes(path) != data:
+                raise
+        finally:
+            self._discard(temporary)
+        self.sync_dir(_parent(path))
+
+    def write_atomic(self, path: str, data: bytes, *, points: str = "", context: Mapping[str, Any] = {}) -> None:
+        temporary = self._write_temporary(path, data, points, context)
+        try:
+            _hit(points, "rename", context)
+            self.move(temporary, path)
+        except OSError:
+            self._discard(temporary)
+            raise
+        _hit(points, "dir_fsync", context)
+        # The parent too: the directory of a first save is as new as the file in it.
+        self.sync_dir(_parent(path))
+        self.sync_dir(_parent(_parent(path)))
+
+    def append(self, path: str, data: bytes, *, sync: bool = True) -> None:
+        local = self.local_path(path)
+        is_new = not local.exists()
+        descriptor = os.open(local, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            done = 0
+            while done < len(data):
+                done += os.write(descriptor, data[done:])
+            if sync:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if sync and is_new:
+            self.sync_dir(_parent(path))
+
+    def rename(self, source: str, target: str) -> None:
+        self.move(source, target)
+        self.sync_dir(_parent(target))
+        if _parent(source) != _parent(target):
+            self.sync_dir(_parent(source))
+
+    def move(self, source: str, target: str) -> None:
+        local_source, local_target = self.local_path(source), self.local_path(target)
+        if self.exists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(local_target))
+        try:
+            os.rename(local_source, local_target)
+        except FileNotFoundError:
+            if self.exists(source) or not self.exists(target):
+                raise
+
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name; FileExistsError if it is taken."""
+        os.link(self.local_path(source), self.local_path(target))
+
+    def remove_tree(self, path: str) -> None:
+        local = self.local_path(path)
+        if local.is_dir() and not local.is_symlink():
+            shutil.rmtree(local)
+        else:
+            local.unlink(missing_ok=True)
+
+    def open_new(self, path: str, *, direct: bool = False) -> StoreFile:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        return LocalFile(os.open(self.local_path(path), flags, 0o666), direct=direct)
+
+    def open_existing(self, path: str, *, direct: bool = False) -> StoreFile:
+        return LocalFile(os.open(self.local_path(path), os.O_RDONLY | os.O_CLOEXEC), direct=direct)
+
+    def unlink(self, path: str) -> None:
+        self.local_path(path).unlink()
+
+    def sync_dir(self, path: str) -> None:
+        _fsync_directory(self.local_path(path))
+
+    def in_memory(self) -> bool:
+        buffer = (ctypes.c_long * 32)()  # struct statfs begins with the type, and is smaller than this
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.statfs(os.fsencode(self.root), buffer) != 0:
+            return False
+        return (buffer[0] & 0xFFFFFFFF) in _MEMORY_FILE_SYSTEMS
+
+    def _write_temporary(self, path: str, data: bytes, points: str, context: Mapping[str, Any]) -> str:
+        """A durable file beside `path`, under a name that no other process uses."""
+        temporary = f"{path}.{uuid.uuid4().hex}.tmp"
+        _hit(points, "write", context)
+        with closing_file(self.open_new(temporary)) as file:
+            try:
+                file.write_at(memoryview(data), 0)
+                _hit(points, "fsync", context)
+                file.sync()
+            except OSError:
+                self._discard(temporary)  # on a full disk it would only make things worse
+                raise
+        return temporary
+
+    def _discard(self, temporary: str) -> None:
+        with contextlib.suppress(OSError):
+            self.unlink(temporary)
+
+
+def _hit(points: str, step: str, context: Mapping[str, Any]) -> None:
+    if points:
+        failpoint.hit(f"{points}.{step}", **context)
+
+
+def _parent(path: str) -> str:
+    return str(PurePosixPath(path).parent)
+
+
+def _fsync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,312 @@
+"""The keeper: one actor a node that owns the snapshot memory and turns snapshots into durable, verified shards.
+
+Invariants: a snapshot is written only from a COMPLETE slot, which is HELD meanwhile so that no rank reuses it; each attempt
+writes a new file, never an old one; a receipt is sent only for bytes that were read back. Faults survived: a rank dies at any
+moment (its snapshots stay, its torn slot is reset); the keeper dies (ranks hand the slots over again, receipts that were not
+taken are found again by writing the next attempt); the coordinator dies (the keeper introduces itself again with what it holds).
+"""
+
+import errno
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from workers import failpoint, processes
+from workers.checkpoint.header import parse_header
+from workers.checkpoint.persist import write_shard
+from workers.checkpoint.slots import Slot, SlotState
+from workers.checkpoint.store import LocalStore
+from workers.groups import GroupRecord
+from workers.link import Link
+from workers.messages import (
+    Command,
+    EndGeneration,
+    HeldSnapshot,
+    KeeperJoined,
+    PersistFailed,
+    PersistOrder,
+    ReleaseOrder,
+    ShardPersisted,
+    Snapshotted,
+    SnapshotSkipped,
+)
+from workers.wire import Channel, accept, listen
+
+logger = logging.getLogger("lastgood")
+
+_LOST_AFTER_SECONDS = 60.0
+_RECEIPTS_KEPT = 64
+# What more tries cannot mend: a full or read-only file system stays so for longer than a save waits.
+_LASTING_ERRORS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
+
+
+def keeper_address(run: str, driver: str, node: str) -> str:
+    """The abstract socket at which the keeper of a node listens; at most 107 bytes."""
+    return f"lastgood-{run}-{driver}-{node[:16]}"
+
+
+@dataclass(slots=True)
+class _RankMemory:
+    """One local rank's slots and the process that fills them now."""
+
+    slots: list[Slot] = field(default_factory=list)
+    retired: list[Slot] = field(default_factory=list)
+    snapshot_at: dict[tuple[int, int], float] = field(default_factory=dict)
+    pid: int = 0
+    generation: int = 0
+
+
+class Keeper:
+    """The actor's class; made one by the coordinator's side (`ray.remote`), usable without Ray in tests through `serve`."""
+
+    def __init__(
+        self,
+        *,
+        run: str,
+        driver: str,
+        node: str,
+        run_dir: str,
+        coordinator: str,
+        takeover_seconds: float,
+        failpoints: tuple[failpoint.Arm, ...] = (),
+    ) -> None:
+        self._node = node
+        self._name = f"{driver}/keeper-{node}"
+        self._store = LocalStore(Path(run_dir))
+        self._ranks: dict[int, _RankMemory] = {}
+        self._receipts: list[ShardPersisted] = []
+        self._lock = threading.RLock()
+        self._groups = GroupRecord(run, driver)
+        self._predecessors = self._groups.end_predecessors(takeover_seconds)
+        failpoint.arm(failpoints, Path(run_dir) / "faults")
+        self._listener = listen(keeper_address(run, driver, node))
+        self._link = Link(
+            coordinator,
+            self._name,
+            introduce=self._introduce,
+            on_command=self._obey,
+            on_lost=self._coordinator_lost,
+            lost_after_seconds=_LOST_AFTER_SECONDS,
+        )
+        threading.Thread(target=self._accept, name="lastgood-accept", daemon=True).start()
+        self._link.start()
+
+    # ------------------------------------------------------------ called by the driver
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def close(self) -> None:
+        """The run is over: forget the node's records, so that nothing is left behind."""
+        self._link.close()
+        self._listener.close()
+        self._groups.kill_up_to(None)
+        self._groups.remove()
+
+    # ------------------------------------------------------------ ranks
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                channel = accept(self._listener)
+            except OSError:
+                return  # closed
+            if channel is not None:
+                threading.Thread(target=self._serve_rank, args=(channel,), name="lastgood-rank", daemon=True).start()
+
+    def _serve_rank(self, channel: Channel) -> None:
+        received = channel.receive()
+        if received is None:
+            return
+        hello = received[0]
+        rank, generation = hello["rank"], hello["generation"]
+        with self._lock:
+            memory = self._ranks.setdefault(rank, _RankMemory())
+            if generation < memory.generation:
+                channel.close()
+                return
+            memory.pid, memory.generation = hello["pid"], generation
+            self._groups.record(hello["pid"], generation)
+            for slot in memory.slots:
+                if slot.state is SlotState.WRITING:
+                    slot.release()  # torn: its writer is dead
+            channel.send("welcome", fds=tuple(slot.fd for slot in memory.slots))
+        try:
+            while (message := channel.receive()) is not None:
+                self._from_rank(rank, generation, memory, message[0], message[1])
+        except OSError as error:
+            logger.warning("lastgood: rank %d's connection broke: %s", rank, error)
+        finally:
+            channel.close()
+
+    def _from_rank(
+        self, rank: int, generation: int, memory: _RankMemory, message: dict[str, object], fds: list[int]
+    ) -> None:
+        match message["kind"]:
+            case "slots":
+                self._adopt(rank, memory, [Slot.from_fd(fd) for fd in fds])
+            case "snapshot":
+                step, at = int(str(message["step"])), float(str(message["at"]))
+                with self._lock:
+                    memory.snapshot_at[generation, step] = at
+                self._link.tell(
+                    Snapshotted(
+                        keeper=self._name, snapshot=HeldSnapshot(rank=rank, generation=generation, step=step)
+                    )
+                )
+            case "skipped":
+                self._link.tell(
+                    SnapshotSkipped(
+                        keeper=self._name,
+                        rank=rank,
+                        generation=generation,
+                        step=int(str(message["step"])),
+                        reason=str(message["reason"]),
+                    )
+                )
+
+    def _adopt(self, rank: int, memory: _RankMemory, slots: list[Slot]) -> None:
+        """Take over the slots that a rank made, or that it had from a keeper that died; tell of what they hold."""
+        with self._lock:
+            # A slot that is being written to disk is dropped when that is done.
+            memory.retired = [slot for slot in memory.retired + memory.slots if slot.state is SlotState.HELD]
+            memory.slots = slots
+            for slot in slots:
+                slot.resume()  # HELD by a keeper that is dead: nobody is writing it now
+            held = [slot for slot in slots if slot.state is SlotState.COMPLETE]
+        for slot in held:
+            snapshot = HeldSnapshot(rank=rank, generation=slot.generation, step=slot.step)
+            self._link.tell(Snapshotted(keeper=self._name, snapshot=snapshot))
+
+    # ------------------------------------------------------------ the coordinator
+
+    def _introduce(self) -> KeeperJoined:
+        with self._lock:
+            snapshots = tuple(
+                HeldSnapshot(rank=rank, generation=slot.generation, step=slot.step)
+                for rank, memory in self._ranks.items()
+                for slot in memory.slots
+                if slot.state in (SlotState.COMPLETE, SlotState.HELD)
+            )
+            return KeeperJoined(
+                keeper=self._name,
+                node=self._node,
+                pid=os.getpid(),
+                snapshots=snapshots,
+                receipts=tuple(self._receipts),
+                problem=self._problem(),
+            )
+
+    def _problem(self) -> str | None:
+        """Why no generation may start on this node; None if one may."""
+        if self._predecessors:
+            return (
+                f"processes of an earlier driver of this run are still alive on node {self._node}: pids "
+                f"{', '.join(map(str, self._predecessors))}; end them, or raise RecoveryConfig.takeover_seconds"
+            )
+        if self._store.exists("generations"):
+            return None
+        return (
+            f"RunConfig.storage_path: {self._store.root}, which the driver made, is not there on node {self._node}; "
+            f"use a directory that all nodes share"
+        )
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case PersistOrder():
+                threading.Thread(target=self._persist, args=(command,), name="lastgood-persist", daemon=True).start()
+            case ReleaseOrder():
+                self._release(command)
+            case EndGeneration():
+                self._groups.kill_up_to(command.generation)
+
+    def _coordinator_lost(self, reason: str) -> None:
+        logger.error("lastgood: keeper of node %s ends: %s", self._node, reason)
+        self._groups.kill_up_to(None)
+        os._exit(1)
+
+    def _release(self, order: ReleaseOrder) -> None:
+        with self._lock:
+            for memory in self._ranks.values():
+                for slot in memory.slots:
+                    covered = slot.generation == order.generation and slot.step <= order.upto_step
+                    if slot.state is SlotState.COMPLETE and covered and slot.step not in order.keep:
+                        slot.release()
+
+    def _persist(self, order: PersistOrder) -> None:
+        with self._lock:
+            memory = self._ranks.get(order.rank)
+            slot = next(
+                (
+                    slot
+                    for slot in (memory.slots if memory else [])
+                    if slot.state is SlotState.COMPLETE
+                    and (slot.generation, slot.step) == (order.generation, order.step)
+                ),
+                None,
+            )
+            if memory is None or slot is None:
+                self._fail(order, "the keeper no longer holds that snapshot", transient=False)
+                return
+            slot.hold()
+            at = memory.snapshot_at.get((order.generation, order.step), time.time())
+            rank_pid = memory.pid
+        try:
+            receipt = self._write(order, slot, at, rank_pid)
+        except OSError as error:
+            self._fail(order, str(error), transient=error.errno not in _LASTING_ERRORS)
+        except Exception as error:
+            logger.exception("lastgood: the shard of rank %d could not be saved", order.rank)
+            self._fail(order, f"{type(error).__name__}: {error}", transient=True)
+        else:
+            with self._lock:
+                self._receipts = [*self._receipts[1 - _RECEIPTS_KEPT :], receipt]
+                for old in [key for key in memory.snapshot_at if key < (order.generation, order.step)]:
+                    del memory.snapshot_at[old]
+            self._link.tell(receipt)
+        finally:
+            with self._lock:
+                slot.resume()
+                if slot in memory.retired:
+                    memory.retired.remove(slot)
+                    slot.close()
+
+    def _write(self, order: PersistOrder, slot: Slot, snapshot_at: float, rank_pid: int) -> ShardPersisted:
+        context = {
+            "rank": order.rank,
+            "step": order.step,
+            "generation": order.generation,
+            "rank_pid": rank_pid,
+        }
+        written = write_shard(
+            self._store, order.checkpoint, order.rank, order.world_size, slot.image, slot.image_bytes, context
+        )
+        document = parse_header(slot.image).document
+        return ShardPersisted(
+            rank=order.rank,
+            generation=order.generation,
+            step=order.step,
+            attempt=order.attempt,
+            shard=written.shard,
+            snapshot_at=snapshot_at,
+            durable_seconds=written.durable_seconds,
+            verify_seconds=written.verify_seconds,
+            identity=document["identity"],
+            progress=document["progress"],
+        )
+
+    def _fail(self, order: PersistOrder, error: str, *, transient: bool) -> None:
+        self._link.tell(
+            PersistFailed(
+                keeper=self._name,
+                rank=order.rank,
+                generation=order.generation,
+                step=order.step,
+                attempt=order.attempt,
+                error=error,
+                transient=transient,
+            )
+        )

@@ -1,0 +1,313 @@
+"""What agents, keepers and the coordinator tell each other.
+
+Events go up and commands come down, each at least once and in order (workers.link). Every message that is about a generation
+carries its number, so that a late one is recognised and dropped.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from workers.checkpoint.manifest import ShardRecord
+from workers.processes import ProcessId
+
+# ---------------------------------------------------------------- from agents
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentJoined:
+    """An agent is there, for the first time or after the coordinator was restarted.
+
+    `group` names the set of Ray Train workers that were started together. `generation` is the one whose rank runs now.
+    """
+
+    agent: str
+    group: str
+    rank: int
+    local_rank: int
+    world_size: int
+    node: str
+    node_ip: str
+    pid: int
+    ready: bool
+    store_port: int
+    generation: int | None = None
+    rank_process: ProcessId | None = None
+    reports_queued: int = 0
+    reports_done: int = 0
+    finished: "RankFinished | None" = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReady:
+    """A fresh rank waits for its orders; `store_port` is where its TCPStore would listen (0 if it has none)."""
+
+    agent: str
+    store_port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStarted:
+    agent: str
+    generation: int
+    process: ProcessId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRestored:
+    """`checkpoint` is None after a fresh start."""
+
+    agent: str
+    generation: int
+    checkpoint: str | None
+    step: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreFailed:
+    """The checkpoint's bytes are not what was committed: another rung has to be tried."""
+
+    agent: str
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankProgress:
+    """`first` marks the first step of a generation; `at` is Unix time."""
+
+    agent: str
+    generation: int
+    step: int
+    loss: float | None
+    at: float
+    first: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """What the loop passed to `session.report`."""
+
+    agent: str
+    generation: int
+    step: int
+    metrics: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFinished:
+    """The loop has returned and what it left to save is committed."""
+
+    agent: str
+    generation: int
+    step: int
+    metrics: dict[str, Any]
+    protected: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankError:
+    """An exception in a rank. `exit_code` is 1 unless lastgood raised it: then it says whose fault it is."""
+
+    type: str
+    message: str
+    traceback: str
+    at: float
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExited:
+    """A rank's process is gone. `ordered`: the coordinator had asked for it."""
+
+    agent: str
+    generation: int
+    pid: int
+    exit_code: int
+    at: float
+    ordered: bool
+    error: RankError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentFailed:
+    """The agent cannot have ranks at all (its zygote could not preload)."""
+
+    agent: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    agent: str
+    number: int
+    error: str | None = None
+
+
+# ---------------------------------------------------------------- to agents
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreOrder:
+    checkpoint: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartRank:
+    generation: int
+    rank: int
+    local_rank: int
+    world_size: int
+    store_host: str
+    store_port: int
+    restore: RestoreOrder | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillRank:
+    """Kill the rank of `generation` and everything in its process group, and have a fresh one ready."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveOutcome:
+    """To the rank: a save was committed, or given up."""
+
+    generation: int
+    step: int
+    committed: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Call `ray.train.report`: the `number`-th of the run's sequence, the same on every agent."""
+
+    number: int
+    metrics: dict[str, Any]
+    checkpoint: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """Return, once report `last_report` is done."""
+
+    last_report: int
+
+
+# ---------------------------------------------------------------- from keepers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldSnapshot:
+    """A complete snapshot in a keeper's memory."""
+
+    rank: int
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardPersisted:
+    """A keeper's receipt: the shard is durable and was read back. Identity and progress come from the shard's document."""
+
+    rank: int
+    generation: int
+    step: int
+    attempt: int
+    shard: ShardRecord
+    snapshot_at: float
+    durable_seconds: float
+    verify_seconds: float
+    identity: dict[str, Any] = field(default_factory=dict)
+    progress: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperJoined:
+    keeper: str
+    node: str
+    pid: int
+    snapshots: tuple[HeldSnapshot, ...]
+    receipts: tuple[ShardPersisted, ...]
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshotted:
+    keeper: str
+    snapshot: HeldSnapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotSkipped:
+    """A rank had no free slot at a step at which it should have taken a snapshot."""
+
+    keeper: str
+    rank: int
+    generation: int
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersistFailed:
+    keeper: str
+    rank: int
+    generation: int
+    step: int
+    attempt: int
+    error: str
+    transient: bool
+
+
+# ---------------------------------------------------------------- to keepers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersistOrder:
+    """Write this rank's snapshot of `step` into the directory of that attempt."""
+
+    rank: int
+    world_size: int
+    generation: int
+    step: int
+    attempt: int
+    checkpoint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseOrder:
+    """Slots of `generation` that hold a step up to `upto_step`, except those in `keep`, may be used again."""
+
+    generation: int
+    upto_step: int
+    keep: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndGeneration:
+    """Kill what is left of the rank groups of generations up to this one."""
+
+    generation: int
+
+
+AgentEvent = (
+    AgentJoined
+    | RankReady
+    | RankStarted
+    | RankRestored
+    | RestoreFailed
+    | RankProgress
+    | RankReport
+    | RankFinished
+    | RankExited
+    | AgentFailed
+    | Reported
+)
+KeeperEvent = KeeperJoined | Snapshotted | SnapshotSkipped | ShardPersisted | PersistFailed
+Event = AgentEvent | KeeperEvent
+Command = StartRank | KillRank | SaveOutcome | Report | Finish | PersistOrder | ReleaseOrder | EndGeneration
+Standing = Literal["member", "unknown", "stale"]

@@ -1,0 +1,54 @@
+"""What a rank is told when its generation starts: plain values that travel as JSON."""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workers.failpoint import Arm
+from workers.messages import RestoreOrder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    """The part of the run's configuration that ranks need; the same in every generation."""
+
+    run: str
+    run_dir: Path
+    save_every_steps: int | None
+    save_at_end: bool
+    snapshot_slots: int
+    memory_fraction_max: float
+    save_timeout_seconds: float
+    collective_timeout_seconds: float
+    record_samples: bool
+    volatile: tuple[str, ...] = ()
+    failpoints: tuple[Arm, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOrders(LoopSettings):
+    generation: int
+    rank: int
+    local_rank: int
+    local_world_size: int
+    world_size: int
+    threads: int
+    store_host: str
+    store_port: int
+    keeper_address: str
+    restore: RestoreOrder | None = field(default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "run_dir": str(self.run_dir)}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "RankOrders":
+        return cls(
+            **{
+                **values,
+                "run_dir": Path(values["run_dir"]),
+                "volatile": tuple(values["volatile"]),
+                "failpoints": tuple(Arm(**arm) for arm in values["failpoints"]),
+                "restore": RestoreOrder(**values["restore"]) if values["restore"] else None,
+            }
+        )

@@ -1,0 +1,146 @@
+"""Process groups, parents and locks: what makes sure that nothing outlives the run.
+
+Faults survived: a parent killed before its child asked to die with it (the parent is checked afterwards); a process
+group whose leader is gone (its members are killed all the same); a pid that was given to another process meanwhile
+(start times are compared); a driver killed with SIGKILL (every process of the run holds a shared lock that it inherited, so
+the next driver can tell when the last one is gone).
+"""
+
+import ctypes
+import fcntl
+import os
+import signal
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when the thread that created it ends; exit if it has ended already."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessId:
+    """A process, told apart from a later one with the same number by its start time (clock ticks since boot)."""
+
+    pid: int
+    start_ticks: int
+
+    def alive(self) -> bool:
+        return start_ticks(self.pid) == self.start_ticks
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command may contain spaces and parentheses: fields start after the last ')'.
+    return text.rpartition(")")[2].split()
+
+
+def start_ticks(pid: int) -> int | None:
+    """When the process started, in clock ticks since boot; None if there is none (a zombie counts as none)."""
+    fields = _stat_fields(pid)
+    if fields is None or fields[0] in ("Z", "X"):
+        return None
+    return int(fields[19])
+
+
+def identify(pid: int) -> ProcessId | None:
+    ticks = start_ticks(pid)
+    return None if ticks is None else ProcessId(pid=pid, start_ticks=ticks)
+
+
+def group_members(group: int) -> list[ProcessId]:
+    """The living processes of a process group."""
+    members = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            fields = _stat_fields(int(entry))
+            if fields is not None and int(fields[2]) == group and fields[0] not in ("Z", "X"):
+                members.append(ProcessId(pid=int(entry), start_ticks=int(fields[19])))
+    return members
+
+
+def kill_group(group: int) -> None:
+    """SIGKILL a process group; one that is gone is no error."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def kill_leftover_group(leader: ProcessId) -> None:
+    """Kill what is left of a recorded group, unless its number now belongs to processes that are older or newer.
+
+    The leader may be gone while its children live on; a member that started before the recorded leader cannot be its child.
+    """
+    current = start_ticks(leader.pid)
+    if current is not None and current != leader.start_ticks:
+        return
+    for member in group_members(leader.pid):
+        if member.start_ticks >= leader.start_ticks and member.alive():
+            try:
+                os.kill(member.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+def node_dir(run: str) -> Path:
+    """Where the processes of a run keep what belongs to one node: its locks and the groups to kill."""
+    path = Path(tempfile.gettempdir()) / f"lastgood-{os.getuid()}" / run
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+class RunLock:
+    """A shared lock that a process of the run holds and its children inherit; one file a driver and node."""
+
+    def __init__(self, run: str, driver: str) -> None:
+        self.path = node_dir(run) / f"{driver}.lock"
+        self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self.fd, fcntl.LOCK_SH)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def lock_holders(path: Path) -> list[int]:
+    """The pids that keep a driver's lock file open; empty once nobody holds the lock, and the file is removed then."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return []
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _processes_with_open_file(path) or [0]
+        path.unlink(missing_ok=True)
+        return []
+    finally:
+        os.close(fd)
+
+
+def _processes_with_open_file(path: Path) -> list[int]:
+    wanted = os.stat(path)
+    pids = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            for fd in os.listdir(f"/proc/{entry}/fd"):
+                status = os.stat(f"/proc/{entry}/fd/{fd}")
+                if (status.st_dev, status.st_ino) == (wanted.st_dev, wanted.st_ino):
+                    pids.append(int(entry))
+                    break
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    return pids

@@ -1,0 +1,55 @@
+"""Reports commits to Ray Train, on a thread of its own.
+
+`ray.train.report` blocks until all workers have called it, without limit, and one call too many on one worker hangs the run at its
+end. So all agents make the same numbered sequence of calls, in the coordinator's order, and agree on the last number.
+An error is told, never raised: Ray's books do not decide what is saved.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+
+import ray.train
+from ray.train import Checkpoint, CheckpointUploadMode
+
+from workers.messages import Report, Reported
+
+_LAST_REPORT_SECONDS = 60.0
+
+
+class Reporter:
+    def __init__(self, tell: Callable[[Reported], None], agent: str) -> None:
+        self._tell = tell
+        self._agent = agent
+        self._queue: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self.queued = 0
+        self.done = 0
+        threading.Thread(target=self._work, name="lastgood-report", daemon=True).start()
+
+    def queue(self, report: Report) -> None:
+        """Queue a report; one that was queued before (a repeat after the coordinator's restart) is dropped."""
+        if report.number == self.queued + 1:
+            self.queued = report.number
+            self._queue.put(report)
+
+    def wait_until_done(self, number: int) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self.done >= number, _LAST_REPORT_SECONDS)
+
+    def _work(self) -> None:
+        while True:
+            report = self._queue.get()
+            error: str | None = None
+            try:
+                ray.train.report(
+                    report.metrics,
+                    checkpoint=Checkpoint(report.checkpoint) if report.checkpoint else None,
+                    checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD,
+                )
+            except Exception as problem:
+                error = f"{type(problem).__name__}: {problem}"
+            with self._changed:
+                self.done = report.number
+                self._changed.notify_all()
+            self._tell(Reported(agent=self._agent, number=report.number, error=error))

@@ -1,0 +1,337 @@
+"""What the user's loop sees: track what has to survive, restore it, mark the end of each step.
+
+Invariants: a save holds exactly the state at a step boundary (after optimizer and scheduler stepped, gradients cleared); all
+ranks decide on saves from the step alone, so no collective is needed and none can hang; a batch counts as consumed when it was
+handed to the loop; an error in saving never ends training unless the user asked to wait for that save.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from workers import failpoint
+from workers.checkpoint.reader import CheckpointReader
+from workers.checkpoint.store import LocalStore
+from workers.data.journal import SampleJournal
+from workers.data.loader import ShardedLoader
+from workers.errors import CallerError
+from workers.heartbeat import HeartbeatPage
+from workers.orders import RankOrders
+from workers.snapshots import SnapshotWriter
+from workers.state.identity import Identity, capture_identity, check_identity
+from workers.state.training import Progress, TrainingState
+from workers.wire import Channel
+
+logger = logging.getLogger("lastgood")
+
+_NOTICE_SECONDS = 0.05
+
+_current: "Session | None" = None
+
+
+def current_session() -> "Session":
+    if _current is None:
+        raise CallerError(
+            "workers.get_session() was called outside a supervised loop; pass the loop to orchestrator.SupervisedTrainer"
+        )
+    return _current
+
+
+@contextmanager
+def run_as_current(session: "Session") -> Iterator[None]:
+    global _current
+    _current = session
+    try:
+        yield
+    finally:
+        _current = None
+
+
+class Session:
+    """One rank's side of a supervised run, for one generation."""
+
+    def __init__(
+        self, orders: RankOrders, *, agent: Channel, page: HeartbeatPage, device: torch.device, config: Any
+    ) -> None:
+        self._orders = orders
+        self._agent = agent
+        self._page = page
+        self._device = device
+        self._config = config
+        self._state = TrainingState(rank=orders.rank, world_size=orders.world_size)
+        self._progress = Progress(step=0, epoch=0, samples=0, tokens=0, training_seconds=0.0)
+        self._tracked = False
+        self._restored = False
+        self._in_accumulation = False
+        self._last_snapshot: tuple[int, int] = (-1, 0)
+        self._snapshots = SnapshotWriter(orders)
+        self._store = LocalStore(orders.run_dir)
+        self._loader: ShardedLoader | None = None
+        self._journal: SampleJournal | None = None
+        self._identity: Identity | None = None
+        self._outcomes: dict[int, tuple[bool, str]] = {}
+        self._metrics: dict[str, Any] = {}
+        self._step_started = time.monotonic()
+        self._first_step_told = False
+
+    # ------------------------------------------------------------ what the run is
+
+    @property
+    def rank(self) -> int:
+        return self._orders.rank
+
+    @property
+    def local_rank(self) -> int:
+        return self._orders.local_rank
+
+    @property
+    def world_size(self) -> int:
+        return self._orders.world_size
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank trains: its GPU if Ray gave it one, else the CPU."""
+        return self._device
+
+    @property
+    def generation(self) -> int:
+        return self._orders.generation
+
+    @property
+    def step(self) -> int:
+        """Steps finished, over all generations."""
+        return self._progress.step
+
+    @property
+    def progress(self) -> Progress:
+        return self._progress
+
+    # ------------------------------------------------------------ before training
+
+    def data_loader(self, dataset: Any, *, global_batch_size: int, seed: int = 0, **options: Any) -> ShardedLoader:
+        """A resumable loader of this rank's slices of each global batch; see ShardedLoader for the options."""
+        return ShardedLoader(
+            dataset,
+            global_batch_size=global_batch_size,
+            seed=seed,
+            rank=self.rank,
+            world_size=self.world_size,
+            **options,
+        )
+
+    def track(self, **objects: Any) -> None:
+        """Name everything whose loss would make the resumed run differ.
+
+        `model`, `optimizer`, `scheduler` (None if there is none), `scaler`, `data`, and any other object that has
+        state_dict and load_state_dict. Raises CallerError, naming the key, for what cannot be stored or resumed.
+        """
+        if self._restored:
+            raise CallerError("session.track() was called after session.restore(); track everything first")
+        self._state.track(**objects)
+        self._tracked = True
+        data = objects.get("data")
+        if isinstance(data, ShardedLoader):
+            self._loader = data
+            if self._orders.record_samples:
+                name = f"samples/g{self.generation:04d}-rank-{self.rank:05d}.jsonl"
+                self._journal = SampleJournal(self._orders.run_dir / name)
+
+    def restore(self, allow: Iterable[str] = ()) -> bool:
+        """Continue from the checkpoint that the coordinator chose; False on a fresh start.
+
+        `allow` names identity fields that may differ from the saved run, e.g. "config.steps". Raises CallerError if the
+        configuration or the data changed otherwise, CheckpointDamaged if the bytes are not the committed ones, and
+        ResumeMismatch if the restored state would not continue the saved run.
+        """
+        if not self._tracked:
+            raise CallerError("session.restore() was called before session.track(); there is nothing to restore into")
+        self._page.beat(phase="restoring")
+        started = time.monotonic()
+        self._identity = capture_identity(
+            config=self._config,
+            data=self._loader,
+            world_size=self.world_size,
+            threads=torch.get_num_threads(),
+            mesh=self._state.mesh(),
+        )
+        self._snapshots.check_memory(self._state)
+        order = self._orders.restore
+        if order is not None:
+            self._restore_from(order.checkpoint, tuple(allow))
+        self._restored = True
+        self._page.beat(phase="training", step=self.step)
+        self._agent.send(
+            "restored",
+            checkpoint=order.checkpoint if order else None,
+            step=self.step,
+            seconds=time.monotonic() - started,
+        )
+        self._step_started = time.monotonic()
+        return order is not None
+
+    def _restore_from(self, checkpoint: str, allow: tuple[str, ...]) -> None:
+        context = {"rank": self.rank, "generation": self.generation, "rank_pid": os.getpid()}
+        failpoint.hit("restore.begin", **context)
+        source = CheckpointReader(self._store, checkpoint, self.rank)
+        document = source.document()
+        failpoint.hit("restore.read", **context)
+        assert self._identity is not None
+        for warning in check_identity(document["identity"], self._identity, allow=allow + self._orders.volatile):
+            logger.warning("%s", warning)
+        self._state.apply(source)
+        self._progress = Progress.from_document(document["progress"])
+        failpoint.hit("restore.apply", **context)
+        saved = document["certificate"]
+        if self._loader is None:
+            self._state.check_certificate(saved)
+        else:
+            self._loader.before_first_batch = lambda: self._state.check_certificate(saved)
+        failpoint.hit("restore.done", **context)
+
+    # ------------------------------------------------------------ training
+
+    def end_micro_step(self) -> None:
+        """A batch whose gradients are accumulated was done: no save happens until the next `end_step`."""
+        self._require_tracked("end_micro_step")
+        self._in_accumulation = True
+
+    def end_step(self, *, loss: float | None = None, tokens: int = 0) -> None:
+        """The boundary of a step: optimizer and scheduler have stepped, gradients are cleared. Maybe saves.
+
+        `tokens`: how many this rank trained on in the step.
+        """
+        self._require_tracked("end_step")
+        context = {"rank": self.rank, "step": self.step + 1, "generation": self.generation, "rank_pid": os.getpid()}
+        failpoint.hit("step.end", **context)
+        self._in_accumulation = False
+        self._advance(tokens)
+        self._page.beat(step=self.step, phase="training", loss=loss)
+        if loss is not None:
+            self._metrics["loss"] = loss
+        if not self._first_step_told:
+            self._first_step_told = True
+            self._agent.send("first_step", step=self.step, at=time.time())
+        self._take_notices()
+        every = self._orders.save_every_steps
+        if every is not None and self.step % every == 0:
+            self._snapshot(wait_for_slot=False)
+        failpoint.hit("step.begin", **{**context, "step": self.step + 1})
+
+    def _advance(self, tokens: int) -> None:
+        now = time.monotonic()
+        loader, epoch_before = self._loader, self._progress.epoch
+        consumed = loader.take_consumed() if loader else []
+        self._progress = Progress(
+            step=self.step + 1,
+            epoch=loader.epoch if loader else epoch_before,
+            samples=self._progress.samples + len(consumed),
+            tokens=self._progress.tokens + tokens,
+            training_seconds=self._progress.training_seconds + now - self._step_started,
+        )
+        self._step_started = now
+        if self._journal is not None and loader is not None:
+            self._journal.record(self.step, consumed)
+            for epoch in range(epoch_before, loader.epoch) if self.rank == 0 else ():
+                self._journal.dropped(epoch, loader.dropped_ids(epoch))
+
+    def save_now(self, *, wait: bool = False) -> bool:
+        """Save the state of the last finished step, on all ranks alike; call it at a step boundary.
+
+        With `wait`, returns once the save is committed, and False if it was given up. Without, returns at once.
+        """
+        self._require_tracked("save_now")
+        if self._in_accumulation:
+            raise CallerError("session.save_now() was called between micro steps; call it right after session.end_step()")
+        if self._last_snapshot[0] != self.step:
+            self._snapshot(wait_for_slot=True)
+        return self._await_commit() if wait else True
+
+    def report(self, metrics: dict[str, Any]) -> None:
+        """Report metrics to Ray Train. The values of rank 0 count; those reported while Ray is still busy are merged."""
+        self._metrics.update(metrics)
+        self._agent.send("report", step=self.step, metrics=metrics)
+
+    def finish(self) -> None:
+        """The loop has returned: save what is not saved yet and wait until it is committed."""
+        self._page.beat(phase="finishing")
+        if not self._tracked:
+            logger.warning(
+                "rank %d: the loop never called session.track(): it ran unprotected, a failure would have restarted it "
+                "from the beginning",
+                self.rank,
+            )
+        elif self._orders.save_at_end and self.step > 0 and not self._in_accumulation:
+            self._commit_last_step()
+        if self._loader is not None:
+            self._loader.close()
+        self._agent.send("finished", step=self.step, metrics=self._metrics, protected=self._tracked)
+
+    def _commit_last_step(self) -> None:
+        order = self._orders.restore
+        if order is not None and order.step == self.step:
+            return
+        if not self.save_now(wait=True):
+            logger.error("rank %d: the last step, %d, could not be saved", self.rank, self.step)
+
+    # ------------------------------------------------------------ saving
+
+    def _snapshot(self, *, wait_for_slot: bool) -> None:
+        identity = self._identity
+        assert identity is not None
+        self._page.beat(phase="saving")
+        taken = self._snapshots.take(
+            lambda: self._state.capture(progress=self._progress, identity=identity),
+            step=self.step,
+            wait_seconds=self._orders.save_timeout_seconds if wait_for_slot else 0.0,
+        )
+        if taken:
+            self._last_snapshot = (self.step, self.generation)
+        self._page.beat(phase="training")
+        self._step_started = time.monotonic()
+
+    def _await_commit(self) -> bool:
+        deadline = time.monotonic() + self._orders.save_timeout_seconds
+        while self.step not in self._outcomes:
+            self._take_notices(_NOTICE_SECONDS)
+            if time.monotonic() > deadline:
+                logger.error("rank %d: no word on the save of step %d in time", self.rank, self.step)
+                return False
+        committed, reason = self._outcomes[self.step]
+        if not committed:
+            logger.error("rank %d: the save of step %d was given up: %s", self.rank, self.step, reason)
+        return committed
+
+    def _take_notices(self, wait_seconds: float = 0.0) -> None:
+        """Read what the agent has sent, and give the slots to a keeper that has come back."""
+        self._snapshots.reconnect_if_lost()
+        while True:
+            try:
+                message = self._agent.receive(wait_seconds)
+            except TimeoutError:
+                return
+            if message is None:
+                return
+            wait_seconds = 0.0
+            notice = message[0]
+            if notice["kind"] == "save_outcome":
+                self._outcomes[notice["step"]] = (notice["committed"], notice["reason"])
+                for step in [known for known in self._outcomes if known < self.step]:
+                    del self._outcomes[step]
+
+    def _require_tracked(self, method: str) -> None:
+        if not self._tracked:
+            raise CallerError(
+                f"session.{method}() was called before session.track(); "
+                f"call session.track(model=..., optimizer=..., scheduler=..., data=...) and session.restore() first"
+            )
+        if not self._restored:
+            raise CallerError(
+                f"session.{method}() was called before session.restore(); without it a restarted run would begin from zero"
+            )
+
+

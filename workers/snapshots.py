@@ -1,0 +1,147 @@
+"""A rank's snapshots: slots shared with the keeper, and the copy of the training state into one of them.
+
+Faults survived: a rank killed while it copies (the slot stays WRITING and is never persisted); a keeper that dies and comes back
+(the rank connects again and hands its slots over); a disk so slow that no slot is free (the snapshot is skipped and
+recorded, training goes on). Slots belong to the keeper and outlive the rank: the next generation's rank gets them back.
+"""
+
+import contextlib
+import os
+import select
+import time
+from collections.abc import Callable
+
+import psutil
+
+from workers import failpoint
+from workers.checkpoint import image
+from workers.checkpoint.slots import Slot, SlotState
+from workers.checkpoint.tensors import CapturedState
+from workers.errors import EnvironmentProblem
+from workers.orders import RankOrders
+from workers.state.training import TrainingState
+from workers.wire import Channel, connect
+
+_CONNECT_SECONDS = 30.0
+_POLL_SECONDS = 0.002
+
+
+class SnapshotWriter:
+    def __init__(self, orders: RankOrders) -> None:
+        self._orders = orders
+        self._keeper: Channel | None = None
+        self._slots: list[Slot] = []
+        self._layout: image.ImageLayout | None = None
+
+    def check_memory(self, state: TrainingState) -> None:
+        """Refuse to train if the snapshots could not fit beside it; raises EnvironmentProblem with the numbers."""
+        image_bytes = state.bytes_estimate()
+        orders = self._orders
+        held = sum(slot.capacity for slot in self._connect_and_adopt())
+        needed = max(0, image_bytes * orders.snapshot_slots - held) * orders.local_world_size
+        memory = psutil.virtual_memory()
+        available = int(memory.available - (1 - orders.memory_fraction_max) * memory.total)
+        if needed > available:
+            raise EnvironmentProblem(
+                f"the snapshots need {needed / 2**20:,.0f} MiB on this node ({orders.snapshot_slots} slots x "
+                f"{image_bytes / 2**20:,.0f} MiB x {orders.local_world_size} ranks), but only {max(available, 0) / 2**20:,.0f} "
+                f"MiB are available below {orders.memory_fraction_max:.0%} of its memory; lower RecoveryConfig.snapshot_slots or "
+                f"use more nodes"
+            )
+
+    def take(self, capture: Callable[[], CapturedState], *, step: int, wait_seconds: float) -> bool:
+        """Copy the state into a free slot and tell the keeper; False if there is none in time or the keeper is gone."""
+        context = {
+            "rank": self._orders.rank,
+            "step": step,
+            "generation": self._orders.generation,
+            "rank_pid": os.getpid(),
+        }
+        failpoint.hit("snapshot.begin", **context)
+        captured = capture()
+        if self._layout is None or not self._layout.fits(captured.tensors):
+            self._layout = image.plan(captured.tensors)
+        try:
+            index = self._free_slot(self._layout.image_bytes, captured, wait_seconds)
+            if index is None:
+                self._send("skipped", step=step, reason="no snapshot slot was free")
+                return False
+            slot = self._slots[index]
+            slot.begin(rank=self._orders.rank, generation=self._orders.generation, step=step)
+            image_bytes = self._layout.write(
+                slot.image,
+                captured.tensors,
+                captured.document,
+                hook=lambda at, total: failpoint.hit("snapshot.copy", index=at, total=total, **context),
+            )
+            slot.complete(image_bytes)
+            failpoint.hit("snapshot.complete", **context)
+            self._send("snapshot", step=step, slot=index, at=time.time())
+        except OSError:
+            # The keeper is gone: its successor gets the slots with the next snapshot, and this one is lost.
+            self._keeper = None
+            return False
+        return True
+
+    def _free_slot(self, image_bytes: int, captured: CapturedState, wait_seconds: float) -> int | None:
+        self._connect_and_adopt()
+        if len(self._slots) < self._orders.snapshot_slots or any(slot.capacity < image_bytes for slot in self._slots):
+            self._replace_slots(image_bytes)
+        deadline = time.monotonic() + wait_seconds
+        while True:
+            for index, slot in enumerate(self._slots):
+                if slot.state is SlotState.FREE:
+                    return index
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(_POLL_SECONDS)
+
+    def _replace_slots(self, image_bytes: int) -> None:
+        """Fresh slots of the right size; the keeper finishes with the old ones and drops them."""
+        self._slots = [Slot.create(image_bytes) for _ in range(self._orders.snapshot_slots)]
+        self._send("slots", fds=tuple(slot.fd for slot in self._slots))
+
+    def reconnect_if_lost(self) -> None:
+        """Notice that the keeper has died, and hand the slots to its successor once that listens; never waits."""
+        if self._keeper is not None and not self._slots_known_to_keeper():
+            self._keeper.close()
+            self._keeper = None
+        if self._keeper is None and self._slots:
+            with contextlib.suppress(OSError):
+                self._introduce(connect(self._orders.keeper_address))
+
+    def _slots_known_to_keeper(self) -> bool:
+        assert self._keeper is not None
+        poller = select.poll()
+        poller.register(self._keeper, 0)  # hang-ups are reported without asking
+        return not poller.poll(0)
+
+    def _connect_and_adopt(self) -> list[Slot]:
+        """Connect to the keeper if need be, and take over or hand over the slots."""
+        self.reconnect_if_lost()
+        deadline = time.monotonic() + _CONNECT_SECONDS
+        while self._keeper is None:
+            try:
+                self._introduce(connect(self._orders.keeper_address))
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise ConnectionError(
+                        f"the keeper of this node does not answer at {self._orders.keeper_address!r}: {error}"
+                    ) from error
+                time.sleep(_POLL_SECONDS)
+        return self._slots
+
+    def _introduce(self, keeper: Channel) -> None:
+        keeper.send("hello", rank=self._orders.rank, generation=self._orders.generation, pid=os.getpid())
+        answer = keeper.receive(_CONNECT_SECONDS)
+        if answer is None:
+            raise OSError("the keeper closed the connection")
+        self._keeper = keeper
+        if self._slots:
+            self._send("slots", fds=tuple(slot.fd for slot in self._slots))
+        else:
+            self._slots = [Slot.from_fd(fd) for fd in answer[1]]
+
+    def _send(self, kind: str, fds: tuple[int, ...] = (), **fields: object) -> None:
+        assert self._keeper is not None
+        self._keeper.send(kind, fds=fds, **fields)
