@@ -1,7 +1,7 @@
 """What decides: membership, commits, recovery; and the trainer that users start.
 
-The names are looked up when they are first used: a rank that unpickles a loop from a script imports this package too, and the
-decisions and the command line need no Ray.
+The names are looked up when they are first used: a rank that unpickles a loop from a script imports this package too,
+and the decisions and the command line need no Ray.
 """
 
 from importlib import import_module

@@ -13,7 +13,8 @@ class RecoveryConfig:
     save_every_steps: a save after every so many steps; None saves the last step only.
     save_at_end: whether the last step is saved when the loop returns.
     keep_last: committed checkpoints that are never deleted, counted from the newest.
-    max_failures: how many failures the run survives in all; None leaves it to the rule that a run which makes no progress stops.
+    max_failures: how many failures the run survives in all; None leaves it to the rule that a run which makes no
+    progress stops.
     snapshot_slots: snapshots that each rank may hold in memory at once; each takes as much memory as its shard.
     memory_fraction_max: the part of a node's memory that may be in use with all snapshots in place; 0 to 1.
     save_timeout_seconds: how long a save that the loop waits for may take.

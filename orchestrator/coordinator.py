@@ -1,8 +1,8 @@
 """The coordinator: one actor a run, which wires the pure decisions to agents, keepers and the disk.
 
-Events are handled one at a time, in the order in which they came; what takes long (writing a manifest, deleting) goes on beside
-that and comes back as an event. It may be killed at any moment: members introduce themselves to its successor, which reads the
-generations and the ledger from disk, and no generation ends because of it.
+Events are handled one at a time, in the order in which they came; what takes long (writing a manifest, deleting) goes
+on beside that and comes back as an event. It may be killed at any moment: members introduce themselves to its
+successor, which reads the generations and the ledger from disk, and no generation ends because of it.
 """
 
 import asyncio
@@ -47,8 +47,8 @@ from workers.messages import (
     RestoreFailed,
     RestoreOrder,
     ShardPersisted,
-    Snapshotted,
     SnapshotSkipped,
+    Snapshotted,
     Standing,
     StartRank,
 )
@@ -426,9 +426,7 @@ class Coordinator:
         for decision in self._rendezvous.stop():
             if isinstance(decision, rv.EndRanks):
                 self._end_ranks(decision)
-        self._end(
-            Outcome(ended=True, error=error, error_type=error_type, generation=self._rendezvous.generation)
-        )
+        self._end(Outcome(ended=True, error=error, error_type=error_type, generation=self._rendezvous.generation))
 
     def _end(self, outcome: Outcome) -> None:
         self._outcome = outcome

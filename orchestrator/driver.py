@@ -1,8 +1,8 @@
 """What a driver does around a run: names, checks, taking over from an earlier driver, starting and stopping actors.
 
-A run's actors have fixed names, so that a new driver finds those of an earlier one, whoever started it. Two drivers at once: the later
-one stops the earlier one's actors; what the earlier one's processes still say is refused (they name their driver), and what
-they still write cannot be restored (generations are the fence).
+A run's actors have fixed names, so that a new driver finds those of an earlier one, whoever started it. Two drivers
+at once: the later one stops the earlier one's actors; what the earlier one's processes still say is refused (they
+name their driver), and what they still write cannot be restored (generations are the fence).
 """
 
 import contextlib
@@ -27,7 +27,8 @@ RAY_VERSIONS = SpecifierSet(">=2.60,<2.61")
 _OUTCOME_SECONDS = 30.0
 _START_SECONDS = 60.0
 _RETRY_SECONDS = 0.1
-# Ray Train's own list of reported checkpoints. It refuses to start when one that it lists was deleted, or when it was cut short.
+# Ray Train's own list of reported checkpoints. It refuses to start when one that it lists was deleted, or when it was
+# cut short.
 _RAY_INDEX_GLOB = "checkpoint_manager_snapshot*.json"
 
 
@@ -110,12 +111,12 @@ def start_coordinator(config: CoordinatorConfig) -> Any:
         max_restarts=-1,
         max_task_retries=0,
         max_concurrency=10_000,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(
-            node_id=ray.get_runtime_context().get_node_id(), soft=False
-        ),
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False),
     )
-    coordinator = actor.remote(config)
-    ray.get(coordinator.outcome.remote(), timeout=_START_SECONDS)  # an error in its constructor would only hang the agents
+    coordinator: Any = actor.remote(config)
+    ray.get(
+        coordinator.outcome.remote(), timeout=_START_SECONDS
+    )  # an error in its constructor would only hang the agents
     return coordinator
 
 

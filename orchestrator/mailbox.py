@@ -1,10 +1,11 @@
 """The coordinator's end of the members' links (workers.link): who is known, what is new from them, what waits for them.
 
-Invariants: an event is handed on once, in its member's order; a command stays until its member has said that it took it. All of
-it is forgotten when the coordinator is restarted, which members notice by the incarnation.
+Invariants: an event is handed on once, in its member's order; a command stays until its member has said that it took
+it. All of it is forgotten when the coordinator is restarted, which members notice by the incarnation.
 """
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -66,10 +67,8 @@ class Mailboxes:
                 box.commands = [(number, command) for number, command in box.commands if number > taken]
             if not box.commands and not box.stale:
                 box.changed.clear()
-                try:
+                with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(box.changed.wait(), _HEAR_SECONDS)
-                except TimeoutError:
-                    pass
             return self._standing(member), self.incarnation, list(box.commands)
         return self._standing(member), self.incarnation, []
 

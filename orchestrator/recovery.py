@@ -1,4 +1,5 @@
-"""From a failure to the next generation: what to restore, the generation's file, and how a failure is put into words."""
+"""From a failure to the next generation: what to restore, the generation's file, and how a failure is put into
+words."""
 
 import logging
 import time
@@ -40,8 +41,8 @@ def create_generation(
 ) -> Created:
     """Choose the rung to restore and create the next generation's file.
 
-    `committed`: names that the ledger knows as committed and not deleted. Raises NothingVerifies if there is no good rung,
-    Fenced if another driver has taken over.
+    `committed`: names that the ledger knows as committed and not deleted. Raises NothingVerifies if there is no good
+    rung, Fenced if another driver has taken over.
     """
     for _ in range(_TRIES_MAX):
         selection = archive.select(committed)
@@ -143,4 +144,3 @@ def _ending(cause: Cause) -> str:
     if cause.exit_code is None:
         return "the loss of its agent or node"
     return f"signal {-cause.exit_code}" if cause.exit_code < 0 else f"exit code {cause.exit_code}"
-

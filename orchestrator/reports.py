@@ -1,8 +1,9 @@
 """The sequence of `ray.train.report` calls that all agents make alike.
 
-One report is under way at a time: Ray's own barrier would queue them without limit otherwise. Metrics that come meanwhile are
-merged, the newest value of each name winning; commits are never merged away. A coordinator that was restarted goes on where the
-agents are; one that missed a report makes an empty one in its place, since Ray counts the calls.
+One report is under way at a time: Ray's own barrier would queue them without limit otherwise. Metrics that come
+meanwhile are merged, the newest value of each name winning; commits are never merged away. A coordinator that was
+restarted goes on where the agents are; one that missed a report makes an empty one in its place, since Ray counts the
+calls.
 """
 
 from collections.abc import Callable

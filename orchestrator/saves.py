@@ -23,8 +23,8 @@ from workers.messages import (
     ReleaseOrder,
     SaveOutcome,
     ShardPersisted,
-    Snapshotted,
     SnapshotSkipped,
+    Snapshotted,
 )
 
 logger = logging.getLogger("lastgood")
@@ -77,13 +77,13 @@ class Saves:
     def snapshotted(self, event: Snapshotted) -> None:
         held = event.snapshot
         failpoint.hit("snapshot.known", rank=held.rank, step=held.step, generation=held.generation)
-        self._carry_out(self._machine.snapshotted(held.rank, held.generation, held.step, at=_now()))
+        self._carry_out(
+            self._machine.snapshotted(held.rank, held.generation, held.step, attempt=held.attempt, at=_now())
+        )
 
     def skipped(self, event: SnapshotSkipped) -> None:
         self._carry_out(
-            self._machine.snapshot_skipped(
-                event.rank, event.generation, event.step, reason=event.reason, at=_now()
-            )
+            self._machine.snapshot_skipped(event.rank, event.generation, event.step, reason=event.reason, at=_now())
         )
 
     def persisted(self, event: ShardPersisted) -> None:
@@ -118,7 +118,7 @@ class Saves:
         )
 
     def keeper_lost(self, ranks: Sequence[int]) -> None:
-        self._carry_out(self._machine.keeper_lost(self._generation, ranks, at=_now()))
+        self._carry_out(self._machine.keeper_lost(ranks, at=_now()))
 
     def rebuild(
         self, generations: Sequence[GenerationRecord], world_size: int, keepers: Sequence[KeeperJoined]
@@ -126,9 +126,7 @@ class Saves:
         """After the coordinator's restart, when all keepers are back: what they hold, and what lies on disk."""
         self.generation_started(generations, world_size)
         for manifest in self._archive.scan().manifests:
-            self._carry_out(
-                self._machine.committed(manifest.generation, manifest.step, manifest.attempt, at=_now())
-            )
+            self._carry_out(self._machine.committed(manifest.generation, manifest.step, manifest.attempt, at=_now()))
         for keeper in keepers:
             for held in keeper.snapshots:
                 self.snapshotted(Snapshotted(keeper=keeper.keeper, snapshot=held))
@@ -158,9 +156,7 @@ class Saves:
                     self._abandon(decision)
                 case Release():
                     self._post_to_keepers(
-                        ReleaseOrder(
-                            generation=decision.generation, upto_step=decision.upto_step, keep=decision.keep
-                        )
+                        ReleaseOrder(generation=decision.generation, upto_step=decision.upto_step, keep=decision.keep)
                     )
                 case Skip():
                     self._ledger.append(
@@ -273,7 +269,9 @@ class Saves:
             self._retry = None
         if wakeup is not None:
             loop = asyncio.get_running_loop()
-            self._retry = loop.call_later(max(0.0, wakeup - _now()), lambda: self._carry_out(self._machine.tick(at=_now())))
+            self._retry = loop.call_later(
+                max(0.0, wakeup - _now()), lambda: self._carry_out(self._machine.tick(at=_now()))
+            )
 
     def _note_idle(self) -> None:
         if self._machine.idle:
@@ -287,5 +285,3 @@ def _now() -> float:
 def _log_failure(task: "asyncio.Task[None]") -> None:
     if not task.cancelled() and task.exception() is not None:
         logger.error("lastgood: a commit failed", exc_info=task.exception())
-
-

@@ -1,7 +1,8 @@
 """SupervisedTrainer: the user's loop on Ray Train, under supervision.
 
-One `fit()` is one driver of the run. It makes sure that no earlier driver's processes are left, starts the coordinator and one
-keeper a node, has Ray Train start the agents, and turns what the coordinator says at the end into a result or an error.
+One `fit()` is one driver of the run. It makes sure that no earlier driver's processes are left, starts the
+coordinator and one keeper a node, has Ray Train start the agents, and turns what the coordinator says at the end into
+a result or an error.
 """
 
 import logging
@@ -33,8 +34,8 @@ logger = logging.getLogger("lastgood")
 class SupervisedResult(ray.train.Result):
     """Ray's result, and what the supervisor knows beside it.
 
-    step: steps finished. generation: how often ranks were started. committed_checkpoint: the newest committed one, None if the
-    loop saved nothing. ledger: the run's event log.
+    step: steps finished. generation: how often ranks were started. committed_checkpoint: the newest committed one,
+    None if the loop saved nothing. ledger: the run's event log.
     """
 
     step: int
@@ -48,8 +49,8 @@ class SupervisedTrainer:
     """Runs `train_loop_per_worker` on Ray Train's workers and keeps it alive.
 
     Takes Ray's own ScalingConfig and RunConfig; `recovery` says how to protect the run. The run directory is
-    `run_config.storage_path / run_config.name`: a second `fit()` of the same directory continues that run. Raises CallerError for
-    settings that conflict, naming the RecoveryConfig field to use instead.
+    `run_config.storage_path / run_config.name`: a second `fit()` of the same directory continues that run. Raises
+    CallerError for settings that conflict, naming the RecoveryConfig field to use instead.
     """
 
     def __init__(
@@ -84,7 +85,8 @@ class SupervisedTrainer:
             return {}
 
     def fit(self) -> SupervisedResult:
-        """Train to the end. Raises TrainingFailed, ending with the loop's own traceback, when the failure budget is spent."""
+        """Train to the end. Raises TrainingFailed, ending with the loop's own traceback, when the failure budget is
+        spent."""
         driver.check_ray_version()
         payload = _pickle_loop(self._loop, self._loop_config)
         driver.prepare_run_dir(self.run_dir)
@@ -120,7 +122,7 @@ class SupervisedTrainer:
             self._coordinator = None
         if outcome is None or not outcome.ended:
             raise ray_error or EnvironmentProblem(
-                f"the run in {self.run_dir} ended without a verdict: another driver took it over, or Ray Train stopped it"
+                f"the run in {self.run_dir} ended without a verdict: another driver took it over, or Ray stopped it"
             )
         if outcome.error is not None:
             raise _error_of(outcome)
@@ -186,9 +188,13 @@ def _refuse_conflicts(scaling: ScalingConfig, run: RunConfig) -> None:
     if scaling.num_workers == 0:
         raise CallerError("ScalingConfig.num_workers is 0 (Ray's local mode); a supervised run needs at least 1 worker")
     if run.storage_filesystem is not None:
-        raise CallerError("RunConfig.storage_filesystem is set; lastgood needs a path that every node can open as a directory")
+        raise CallerError(
+            "RunConfig.storage_filesystem is set; lastgood needs a path that every node can open as a directory"
+        )
     if "://" in str(run.storage_path):
-        raise CallerError(f"RunConfig.storage_path is {run.storage_path!r}; it has to be a directory that all nodes share")
+        raise CallerError(
+            f"RunConfig.storage_path is {run.storage_path!r}; it has to be a directory that all nodes share"
+        )
     failure = run.failure_config
     if failure is not None and failure != FailureConfig():
         raise CallerError(
@@ -218,5 +224,3 @@ def _pickle_loop(loop: Any, config: dict[str, Any] | None) -> bytes:
 def _error_of(outcome: Outcome) -> LastgoodError:
     kind = getattr(errors, outcome.error_type, TrainingFailed)
     return kind(outcome.error)
-
-

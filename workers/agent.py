@@ -1,29 +1,28 @@
 """The agent: the Ray Train worker itself, one a rank. It holds the rank's resources and does what the coordinator says.
 
-It never imports torch, never raises, and stays while ranks come and go: a rank is forked from its zygote, ahead of time, and
-waits for orders. Faults survived: the rank dies or exits in any way (told with its exit status, at once); the coordinator is
-restarted (the agent introduces itself again); the zygote dies (told as the end of the agent, which Ray then replaces). An error that
-must end the run is returned, not raised, since Ray would retry what is raised.
+It never imports torch, never raises, and stays while ranks come and go: a rank is forked ahead of time and waits for
+orders. Faults survived: the rank dies or exits in any way (told with its exit status, at once); the coordinator is
+restarted (the agent introduces itself again). What cannot be mended here (no zygote, a standby that never gets ready)
+is told, and ends the run. An error that must end the run is returned, not raised, since Ray would retry what is
+raised.
 """
 
-import json
+import contextlib
 import logging
+import math
 import os
 import select
-import socket
-import subprocess
-import sys
 import threading
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import ray
 import ray.train
 
 from workers import processes
-from workers.heartbeat import HeartbeatPage
+from workers.forks import ForkedRank, ZygoteClient
 from workers.keeper import keeper_address
 from workers.link import Link
 from workers.messages import (
@@ -48,13 +47,13 @@ from workers.messages import (
 from workers.orders import LoopSettings, RankOrders
 from workers.processes import ProcessId
 from workers.reporter import Reporter
-from workers.wire import Channel, channel_pair
 
 logger = logging.getLogger("lastgood")
 
 _PROGRESS_SECONDS = 0.2
 _LOST_AFTER_SECONDS = 60.0
 _FLUSH_SECONDS = 10.0
+_STANDBY_DEATHS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,30 +70,15 @@ class AgentConfig:
 
 def agent_main(config: dict[str, AgentConfig]) -> dict[str, Any]:
     """The function that Ray Train runs on each worker."""
-    return Agent(config["agent"]).run()
-
-
-@dataclass(slots=True)
-class _Rank:
-    """A forked rank; a standby until it has a generation."""
-
-    token: int
-    channel: Channel
-    heartbeat: HeartbeatPage
-    process: ProcessId | None = None
-    pidfd: int = -1
-    ready: bool = False
-    store_port: int = 0
-    generation: int | None = None
-    kill_ordered: bool = False
-    error: RankError | None = None
-    told_step: int = -1
-
-    def close(self) -> None:
-        self.channel.close()
-        self.heartbeat.close()
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
+    agent = Agent(config["agent"])
+    try:
+        return {"error": agent.run()}
+    except Exception as error:
+        logger.exception("lastgood: the agent failed")
+        agent.give_up(f"the agent failed: {type(error).__name__}: {error}")
+        return {"error": str(error)}
+    finally:
+        agent.close()
 
 
 class Agent:
@@ -102,32 +86,30 @@ class Agent:
 
     def __init__(self, config: AgentConfig) -> None:
         context = ray.train.get_context()
+        placement_group = ray.util.get_current_placement_group()
         self._config = config
         self._id = f"{config.driver}/agent-{uuid.uuid4().hex[:12]}"
         self._rank_number = context.get_world_rank()
         self._local_rank = context.get_local_rank()
         self._local_world_size = context.get_local_world_size()
         self._world_size = context.get_world_size()
-        placement_group = ray.util.get_current_placement_group()
         self._group = placement_group.id.hex() if placement_group else "none"
         self._node = ray.get_runtime_context().get_node_id()
         self._node_ip = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._threads = int(os.environ.get("OMP_NUM_THREADS") or 1)
-        self._lock = processes.RunLock(config.run, config.driver)
-        self._payload_fd = _memfd("lastgood-loop", config.payload)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._commands: list[Command] = []
         self._commands_lock = threading.Lock()
-        self._standby: _Rank | None = None
-        self._current: _Rank | None = None
-        self._dying: list[_Rank] = []
+        self._standby: ForkedRank | None = None
+        self._current: ForkedRank | None = None
+        self._standby_deaths = 0
         self._finished: RankFinished | None = None
-        self._next_token = 0
         self._last_report: int | None = None
         self._lost: str | None = None
-        self._zygote_ready = False
+        self._lock = processes.RunLock(config.run, config.driver)
+        # First thing, since it takes seconds: joining goes on meanwhile.
+        self._zygote = ZygoteClient(preload=config.preload, payload=config.payload, inherited_fd=self._lock.fd)
         self._reporter = Reporter(lambda event: self._link.tell(event), self._id)
-        self._zygote, self._zygote_process = self._start_zygote()
         self._link = Link(
             config.coordinator,
             self._id,
@@ -137,143 +119,103 @@ class Agent:
             lost_after_seconds=_LOST_AFTER_SECONDS,
         )
 
-    def run(self) -> dict[str, Any]:
-        """Serve until told to finish; what it returns is the same for every rank."""
+    def run(self) -> str | None:
+        """Serve until told to finish; returns why it had to end otherwise."""
         self._link.start()
-        try:
-            while self._last_report is None and self._lost is None:
-                if not self._wait():
-                    self._link.tell(AgentFailed(agent=self._id, message="its zygote ended"))
-                    self._link.flush(_FLUSH_SECONDS)
-                    return {"error": "the zygote ended"}
-            if self._last_report is not None and not self._reporter.wait_until_done(self._last_report):
-                logger.warning("lastgood: %s", "not every commit was reported to Ray")
-            return {"error": self._lost}
-        finally:
-            self._shut_down()
+        while self._last_report is None and self._lost is None:
+            self._wait()
+        if self._last_report is not None and not self._reporter.wait_until_done(self._last_report):
+            logger.warning("lastgood: not every commit was reported to Ray")
+        return self._lost
 
-    # ------------------------------------------------------------ zygote
+    def give_up(self, message: str) -> None:
+        """Tell the coordinator that there can be no rank here, which ends the run."""
+        self._link.tell(AgentFailed(agent=self._id, message=message))
+        self._link.flush(_FLUSH_SECONDS)
+        self._lost = message
 
-    def _start_zygote(self) -> tuple[Channel, subprocess.Popen[bytes]]:
-        ours, theirs = channel_pair()
-        environment = {
-            **os.environ,
-            # One OpenMP operation in the zygote would make every forked rank hang at its first.
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
-            # Ask NVML whether there is a GPU: asking the driver would open it, and forked ranks could not use it.
-            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-            # The allocator of pyarrow starts a thread when it is imported.
-            "ARROW_DEFAULT_MEMORY_POOL": "system",
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        }
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "workers.zygote",
-                str(theirs.fileno()),
-                ",".join(self._config.preload),
-                str(os.getpid()),
-            ],
-            pass_fds=[theirs.fileno(), self._lock.fd],
-            stdin=subprocess.DEVNULL,
-            env=environment,
-        )
-        theirs.close()
-        return ours, process
+    def close(self) -> None:
+        for rank in self._ranks():
+            rank.kill()
+        self._link.flush(1.0)
+        self._link.close()
+        self._zygote.close()
+        for rank in self._ranks():
+            rank.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+        self._lock.close()
 
-    def _fork_standby(self) -> None:
-        ours, theirs = channel_pair()
-        heartbeat_fd = HeartbeatPage.create_fd()
-        self._next_token += 1
-        self._standby = _Rank(token=self._next_token, channel=ours, heartbeat=HeartbeatPage(heartbeat_fd))
-        self._zygote.send("fork", fds=(theirs.fileno(), heartbeat_fd, self._payload_fd), token=self._next_token)
-        theirs.close()
-        os.close(heartbeat_fd)
+    # ------------------------------------------------------------ waiting
 
-    def _from_zygote(self, message: dict[str, Any], fds: list[int]) -> None:
-        match message["kind"]:
-            case "ready":
-                self._zygote_ready = True
-                self._fork_standby()
-            case "failed":
-                self._link.tell(AgentFailed(agent=self._id, message=message["message"]))
-            case "forked":
-                rank = next(rank for rank in self._ranks() if rank.token == message["token"])
-                rank.process = ProcessId(pid=message["pid"], start_ticks=message["start_ticks"])
-                rank.pidfd = fds[0]
-            case "exited":
-                self._rank_exited(message["pid"], message["code"], message["at"])
+    def _ranks(self) -> list[ForkedRank]:
+        return [rank for rank in (self._current, self._standby) if rank is not None]
 
-    # ------------------------------------------------------------ the waiting
-
-    def _ranks(self) -> list[_Rank]:
-        return [rank for rank in (self._current, self._standby, *self._dying) if rank is not None]
-
-    def _wait(self) -> bool:
-        """Wait for one round of messages; False when the zygote is gone."""
+    def _wait(self) -> None:
+        """Wait for one round of messages."""
         poller = select.poll()
-        poller.register(self._zygote, select.POLLIN)
+        poller.register(self._zygote.channel, select.POLLIN)
         poller.register(self._wake_read, select.POLLIN)
-        channels = {rank.channel.fileno(): rank for rank in self._ranks() if rank.channel.fileno() >= 0}
-        for fd in channels:
+        ranks = {rank.channel.fileno(): rank for rank in self._ranks() if rank.channel.fileno() >= 0}
+        for fd in ranks:
             poller.register(fd, select.POLLIN)
         for fd, _ in poller.poll(_PROGRESS_SECONDS * 1000):
             if fd == self._wake_read:
                 self._obey_queued()
-            elif fd == self._zygote.fileno():
-                received = self._zygote.receive()
+            elif fd == self._zygote.channel.fileno():
+                received = self._zygote.channel.receive()
                 if received is None:
-                    return False
+                    self.give_up(
+                        "the zygote, which forks ranks, has ended; look for its last words in Ray's worker log"
+                    )
+                    return
                 self._from_zygote(*received)
-            elif channels[fd].channel.fileno() == fd:  # else its exit was told in the same round
-                self._from_rank(channels[fd])
+            elif ranks[fd].channel.fileno() == fd:  # else its end was told in this round
+                self._from_rank(ranks[fd])
         self._tell_progress()
-        return True
 
     def _queue(self, command: Command) -> None:
         with self._commands_lock:
             self._commands.append(command)
-        os.write(self._wake_write, b"c")
+        self._wake()
+
+    def _coordinator_lost(self, reason: str) -> None:
+        self._lost = reason
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # the agent is closing
+            os.write(self._wake_write, b"w")
 
     def _obey_queued(self) -> None:
         os.read(self._wake_read, 4096)
         with self._commands_lock:
             commands, self._commands = self._commands, []
         for command in commands:
-            self._obey(command)
-
-    def _obey(self, command: Command) -> None:
-        match command:
-            case StartRank():
-                self._start_rank(command)
-            case KillRank():
-                self._kill_rank(command.generation)
-            case SaveOutcome():
-                self._pass_outcome(command)
-            case Report():
-                self._reporter.queue(command)
-            case Finish():
-                self._last_report = command.last_report
-
-    def _coordinator_lost(self, reason: str) -> None:
-        self._lost = reason
-        os.write(self._wake_write, b"l")
+            match command:
+                case StartRank():
+                    self._start_rank(command)
+                case KillRank():
+                    self._kill_rank(command.generation)
+                case SaveOutcome():
+                    self._pass_outcome(command)
+                case Report():
+                    self._reporter.queue(command)
+                case Finish():
+                    self._last_report = command.last_report
 
     # ------------------------------------------------------------ generations
 
     def _start_rank(self, command: StartRank) -> None:
         rank = self._standby
-        if rank is None or not rank.ready or (self._current is not None and self._current.generation is not None):
-            logger.warning("lastgood: no standby for generation %d", command.generation)
+        if rank is None or rank.process is None or not rank.ready or self._current is not None:
+            logger.warning("lastgood: no rank is ready for generation %d", command.generation)
             return
         self._standby, self._current, self._finished = None, rank, None
         rank.generation = command.generation
-        settings = self._config.settings
+        settings = {item.name: getattr(self._config.settings, item.name) for item in fields(LoopSettings)}
         orders = RankOrders(
-            **{name: getattr(settings, name) for name in settings.__dataclass_fields__},
+            **settings,
             generation=command.generation,
             rank=command.rank,
             local_rank=command.local_rank,
@@ -285,33 +227,50 @@ class Agent:
             keeper_address=keeper_address(self._config.run, self._config.driver, self._node),
             restore=command.restore,
         )
-        rank.channel.send("start", orders=orders.to_json())
-        assert rank.process is not None
+        with contextlib.suppress(OSError):  # it has just died, which the zygote tells
+            rank.channel.send("start", orders=orders.to_json())
         self._link.tell(RankStarted(agent=self._id, generation=command.generation, process=rank.process))
 
     def _kill_rank(self, generation: int) -> None:
         rank = self._current
         if rank is not None and rank.generation is not None and rank.generation <= generation:
             rank.kill_ordered = True
-            if rank.process is not None:
-                processes.kill_group(rank.process.pid)
-        elif rank is None:
-            self._tell_ready()
+            rank.kill()
 
-    def _rank_exited(self, pid: int, code: int, at: float) -> None:
-        processes.kill_group(pid)  # what it leaves behind: loader workers and the sockets that they inherited
+    def _pass_outcome(self, outcome: SaveOutcome) -> None:
+        rank = self._current
+        if rank is not None and rank.generation == outcome.generation:
+            with contextlib.suppress(OSError):  # it is dying, which the zygote tells
+                rank.channel.send("save_outcome", step=outcome.step, committed=outcome.committed, reason=outcome.reason)
+
+    # ------------------------------------------------------------ what the zygote says
+
+    def _from_zygote(self, message: dict[str, Any], fds: list[int]) -> None:
+        match message["kind"]:
+            case "ready":
+                self._standby = self._zygote.fork()
+            case "failed":
+                self.give_up(message["message"])
+            case "forked":
+                rank = next(rank for rank in self._ranks() if rank.token == message["token"])
+                rank.process = ProcessId(pid=message["pid"], start_ticks=message["start_ticks"])
+                rank.pidfd = fds[0]
+            case "exited":
+                self._exited(message["pid"], message["code"], message["at"])
+
+    def _exited(self, pid: int, code: int, at: float) -> None:
         rank = next((rank for rank in self._ranks() if rank.process is not None and rank.process.pid == pid), None)
         if rank is None:
             return
-        while rank.channel.fileno() >= 0 and self._from_rank(rank):
-            continue  # its last words: an error, or that it has finished
+        rank.kill()  # what it leaves behind: loader workers and the sockets that they inherited
+        while self._from_rank(rank):
+            continue  # its last words
         if rank is self._current:
             self._current = None
-            assert rank.generation is not None
             self._link.tell(
                 RankExited(
                     agent=self._id,
-                    generation=rank.generation,
+                    generation=rank.generation or 0,
                     pid=pid,
                     exit_code=code,
                     at=at,
@@ -319,86 +278,53 @@ class Agent:
                     error=rank.error,
                 )
             )
-        elif rank is self._standby:
+        else:
             self._standby = None
-        if rank in self._dying:
-            self._dying.remove(rank)
+            self._standby_deaths += 1
         rank.close()
-        if self._standby is None and self._last_report is None:
-            self._fork_standby()
-
-    def _tell_ready(self) -> None:
-        if self._standby is not None and self._standby.ready:
-            self._link.tell(RankReady(agent=self._id, store_port=self._standby.store_port))
+        if self._standby_deaths >= _STANDBY_DEATHS_MAX:
+            reason = rank.error.traceback if rank.error else f"exit code {code}"
+            self.give_up(f"{_STANDBY_DEATHS_MAX} ranks in a row died before they could start: {reason}")
+        elif self._standby is None and self._last_report is None:
+            self._standby = self._zygote.fork()
 
     # ------------------------------------------------------------ what ranks say
 
-    def _from_rank(self, rank: _Rank) -> bool:
+    def _from_rank(self, rank: ForkedRank) -> bool:
         """Take one message of a rank; False if there is none."""
-        try:
-            received = rank.channel.receive(0.0)
-        except TimeoutError:
+        message = rank.receive()
+        if message is None:
             return False
-        if received is None:
-            rank.channel.close()
-            return False
-        message = received[0]
-        generation = rank.generation or 0
-        match message["kind"]:
+        who: dict[str, Any] = {"agent": self._id, "generation": rank.generation or 0}
+        match message.pop("kind"):
             case "ready":
-                rank.ready, rank.store_port = True, message["store_port"]
-                self._tell_ready()
+                rank.ready, rank.store_port, self._standby_deaths = True, message["store_port"], 0
+                self._link.tell(RankReady(agent=self._id, store_port=rank.store_port))
             case "restored":
-                self._link.tell(
-                    RankRestored(
-                        agent=self._id,
-                        generation=generation,
-                        checkpoint=message["checkpoint"],
-                        step=message["step"],
-                        seconds=message["seconds"],
-                    )
-                )
+                self._link.tell(RankRestored(**who, **message))
             case "restore_failed":
-                self._link.tell(
-                    RestoreFailed(
-                        agent=self._id,
-                        generation=generation,
-                        reason=message["reason"],
-                    )
-                )
+                self._link.tell(RestoreFailed(**who, **message))
             case "first_step":
                 self._tell_step(rank, message["step"], message["at"], first=True)
                 if self._standby is None:
-                    self._fork_standby()  # not earlier: it would slow down the start
+                    self._standby = self._zygote.fork()  # not earlier: it would slow down the start
             case "report":
-                self._link.tell(
-                    RankReport(
-                        agent=self._id, generation=generation, step=message["step"], metrics=message["metrics"]
-                    )
-                )
+                self._link.tell(RankReport(**who, **message))
             case "finished":
-                self._finished = RankFinished(
-                    agent=self._id,
-                    generation=generation,
-                    step=message["step"],
-                    metrics=message["metrics"],
-                    protected=message["protected"],
-                )
+                self._finished = RankFinished(**who, **message)
                 self._link.tell(self._finished)
             case "error":
-                rank.error = RankError(
-                    **{name: message[name] for name in ("type", "message", "traceback", "at", "exit_code")}
-                )
+                rank.error = RankError(**message)
         return True
 
     def _tell_progress(self) -> None:
         rank = self._current
-        if rank is not None and rank.generation is not None:
+        if rank is not None and rank.told_step >= 0:
             step = rank.heartbeat.read().step
-            if step > rank.told_step >= 0:
+            if step > rank.told_step:
                 self._tell_step(rank, step, time.time(), first=False)
 
-    def _tell_step(self, rank: _Rank, step: int, at: float, *, first: bool) -> None:
+    def _tell_step(self, rank: ForkedRank, step: int, at: float, *, first: bool) -> None:
         rank.told_step = step
         loss = rank.heartbeat.read().loss
         self._link.tell(
@@ -406,24 +332,11 @@ class Agent:
                 agent=self._id,
                 generation=rank.generation or 0,
                 step=step,
-                loss=None if loss != loss else loss,
+                loss=None if math.isnan(loss) else loss,
                 at=at,
                 first=first,
             )
         )
-
-    def _pass_outcome(self, outcome: SaveOutcome) -> None:
-        rank = self._current
-        if rank is None or rank.generation != outcome.generation:
-            return
-        try:
-            rank.channel.send(
-                "save_outcome", step=outcome.step, committed=outcome.committed, reason=outcome.reason
-            )
-        except OSError:
-            return  # it is dying, which the zygote tells
-
-    # ------------------------------------------------------------ coming and going
 
     def _introduce(self) -> AgentJoined:
         current, standby = self._current, self._standby
@@ -444,29 +357,3 @@ class Agent:
             reports_done=self._reporter.done,
             finished=self._finished,
         )
-
-    def _shut_down(self) -> None:
-        for rank in self._ranks():
-            if rank.process is not None:
-                processes.kill_group(rank.process.pid)
-        self._link.flush(1.0)
-        self._link.close()
-        self._zygote.close()  # the zygote ends, and its ranks with it
-        try:
-            self._zygote_process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self._zygote_process.kill()
-            self._zygote_process.wait()
-        for rank in self._ranks():
-            rank.close()
-        for fd in (self._payload_fd, self._wake_read, self._wake_write):
-            os.close(fd)
-        self._lock.close()
-
-
-def _memfd(name: str, content: bytes) -> int:
-    fd = os.memfd_create(name, os.MFD_CLOEXEC)
-    view = memoryview(content)
-    while view:
-        view = view[os.write(fd, view) :]
-    return fd

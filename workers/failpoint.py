@@ -1,7 +1,8 @@
 """Fault points: named places where a chaos test may make something go wrong.
 
 Production code calls `hit(name, **context)` at each boundary of a protocol. Nothing is armed outside chaos tests, and
-an unarmed `hit` costs one comparison. An armed point fires once in the whole run, however many processes and generations pass
+an unarmed `hit` costs one comparison. An armed point fires once in the whole run, however many processes and
+generations pass
 it: firing first creates a marker file exclusively, so that a step which is done again after the restore does not
 fire again. The marker is also the record: it says which fault fired, where and when.
 """
@@ -23,8 +24,9 @@ Action = Literal["kill_rank", "kill_self", "stop_rank", "enospc", "eio", "raise"
 class Arm:
     """One fault: where (point, and the context that must match), and what (action).
 
-    `when` maps context keys to the value they must have, e.g. {"rank": 1, "step": 40}. A key that ends in "_min" matches
-    every value that is at least as large; "index_fraction" matches the middle of a loop: index >= fraction x total.
+    `when` maps context keys to the value they must have, e.g. {"rank": 1, "step": 40}. A key that ends in "_min"
+    matches every value that is at least as large; "index_fraction" matches the middle of a loop: index >= fraction x
+    total.
     """
 
     id: str

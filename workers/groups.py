@@ -1,7 +1,8 @@
 """The process groups of a run's ranks on one node, recorded so that somebody can end them when everyone else is dead.
 
-The record lies in a node-local directory and names each group by its leader's pid and start time. A new driver of the same run kills
-the groups that earlier drivers recorded, then waits until the last process that inherited their locks is gone.
+The record lies in a node-local directory and names each group by its leader's pid and start time. A new driver of the
+same run kills the groups that earlier drivers recorded, then waits until the last process that inherited their locks
+is gone.
 """
 
 import json
@@ -65,7 +66,9 @@ class GroupRecord:
 
     def _write(self) -> None:
         temporary = self._path.with_suffix(".tmp")
-        lines = [json.dumps([leader.pid, leader.start_ticks, generation]) for leader, generation in self._groups.values()]
+        lines = [
+            json.dumps([leader.pid, leader.start_ticks, generation]) for leader, generation in self._groups.values()
+        ]
         temporary.write_text("\n".join(lines), encoding="utf-8")
         os.replace(temporary, self._path)
 

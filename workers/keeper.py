@@ -1,9 +1,10 @@
 """The keeper: one actor a node that owns the snapshot memory and turns snapshots into durable, verified shards.
 
-Invariants: a snapshot is written only from a COMPLETE slot, which is HELD meanwhile so that no rank reuses it; each attempt
-writes a new file, never an old one; a receipt is sent only for bytes that were read back. Faults survived: a rank dies at any
-moment (its snapshots stay, its torn slot is reset); the keeper dies (ranks hand the slots over again, receipts that were not
-taken are found again by writing the next attempt); the coordinator dies (the keeper introduces itself again with what it holds).
+Invariants: a snapshot is written only from a COMPLETE slot, which is HELD meanwhile so that no rank reuses it; each
+attempt writes a new file, never an old one; a receipt is sent only for bytes that were read back. Faults survived: a
+rank dies at any moment (its snapshots stay, its torn slot is reset); the keeper dies (ranks hand the slots over
+again, receipts that were not taken are found again by writing the next attempt); the coordinator dies (the keeper
+introduces itself again with what it holds).
 """
 
 import errno
@@ -14,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from workers import failpoint, processes
+from workers import failpoint
 from workers.checkpoint.header import parse_header
 from workers.checkpoint.persist import write_shard
 from workers.checkpoint.slots import Slot, SlotState
@@ -30,15 +31,15 @@ from workers.messages import (
     PersistOrder,
     ReleaseOrder,
     ShardPersisted,
-    Snapshotted,
     SnapshotSkipped,
+    Snapshotted,
 )
 from workers.wire import Channel, accept, listen
 
 logger = logging.getLogger("lastgood")
 
 _LOST_AFTER_SECONDS = 60.0
-_RECEIPTS_KEPT = 64
+_OUTCOMES_KEPT = 64
 # What more tries cannot mend: a full or read-only file system stays so for longer than a save waits.
 _LASTING_ERRORS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
 
@@ -55,12 +56,14 @@ class _RankMemory:
     slots: list[Slot] = field(default_factory=list)
     retired: list[Slot] = field(default_factory=list)
     snapshot_at: dict[tuple[int, int], float] = field(default_factory=dict)
+    attempts: dict[tuple[int, int], int] = field(default_factory=dict)
     pid: int = 0
     generation: int = 0
 
 
 class Keeper:
-    """The actor's class; made one by the coordinator's side (`ray.remote`), usable without Ray in tests through `serve`."""
+    """The actor's class; made one by the coordinator's side (`ray.remote`), usable without Ray in tests through
+    `serve`."""
 
     def __init__(
         self,
@@ -77,7 +80,8 @@ class Keeper:
         self._name = f"{driver}/keeper-{node}"
         self._store = LocalStore(Path(run_dir))
         self._ranks: dict[int, _RankMemory] = {}
-        self._receipts: list[ShardPersisted] = []
+        self._outcomes: dict[PersistOrder, ShardPersisted | PersistFailed | None] = {}
+        self._releases: dict[int, ReleaseOrder] = {}
         self._lock = threading.RLock()
         self._groups = GroupRecord(run, driver)
         self._predecessors = self._groups.end_predecessors(takeover_seconds)
@@ -151,11 +155,12 @@ class Keeper:
             case "snapshot":
                 step, at = int(str(message["step"])), float(str(message["at"]))
                 with self._lock:
+                    held = {(slot.generation, slot.step) for slot in memory.slots + memory.retired}
+                    memory.snapshot_at = {key: memory.snapshot_at[key] for key in held & memory.snapshot_at.keys()}
+                    memory.attempts = {key: memory.attempts[key] for key in held & memory.attempts.keys()}
                     memory.snapshot_at[generation, step] = at
                 self._link.tell(
-                    Snapshotted(
-                        keeper=self._name, snapshot=HeldSnapshot(rank=rank, generation=generation, step=step)
-                    )
+                    Snapshotted(keeper=self._name, snapshot=HeldSnapshot(rank=rank, generation=generation, step=step))
                 )
             case "skipped":
                 self._link.tell(
@@ -186,7 +191,12 @@ class Keeper:
     def _introduce(self) -> KeeperJoined:
         with self._lock:
             snapshots = tuple(
-                HeldSnapshot(rank=rank, generation=slot.generation, step=slot.step)
+                HeldSnapshot(
+                    rank=rank,
+                    generation=slot.generation,
+                    step=slot.step,
+                    attempt=memory.attempts.get((slot.generation, slot.step), 0),
+                )
                 for rank, memory in self._ranks.items()
                 for slot in memory.slots
                 if slot.state in (SlotState.COMPLETE, SlotState.HELD)
@@ -196,7 +206,7 @@ class Keeper:
                 node=self._node,
                 pid=os.getpid(),
                 snapshots=snapshots,
-                receipts=tuple(self._receipts),
+                receipts=tuple(one for one in self._outcomes.values() if isinstance(one, ShardPersisted)),
                 problem=self._problem(),
             )
 
@@ -217,7 +227,7 @@ class Keeper:
     def _obey(self, command: Command) -> None:
         match command:
             case PersistOrder():
-                threading.Thread(target=self._persist, args=(command,), name="lastgood-persist", daemon=True).start()
+                self._begin_persist(command)
             case ReleaseOrder():
                 self._release(command)
             case EndGeneration():
@@ -230,56 +240,69 @@ class Keeper:
 
     def _release(self, order: ReleaseOrder) -> None:
         with self._lock:
+            self._releases[order.generation] = order
             for memory in self._ranks.values():
                 for slot in memory.slots:
-                    covered = slot.generation == order.generation and slot.step <= order.upto_step
-                    if slot.state is SlotState.COMPLETE and covered and slot.step not in order.keep:
-                        slot.release()
+                    self._release_if_covered(slot)
 
-    def _persist(self, order: PersistOrder) -> None:
+    def _release_if_covered(self, slot: Slot) -> None:
+        order = self._releases.get(slot.generation)
+        covered = order is not None and slot.step <= order.upto_step and slot.step not in order.keep
+        if covered and slot.state is SlotState.COMPLETE:
+            slot.release()
+
+    # ------------------------------------------------------------ writing
+
+    def _begin_persist(self, order: PersistOrder) -> None:
+        """Start to write; an order that was carried out before is answered as it was then."""
         with self._lock:
+            if order in self._outcomes:
+                outcome = self._outcomes[order]
+                if outcome is not None:
+                    self._link.tell(outcome)
+                return
+            self._outcomes[order] = None
             memory = self._ranks.get(order.rank)
-            slot = next(
-                (
-                    slot
-                    for slot in (memory.slots if memory else [])
-                    if slot.state is SlotState.COMPLETE
-                    and (slot.generation, slot.step) == (order.generation, order.step)
-                ),
-                None,
-            )
+            key = (order.generation, order.step)
+            held = (slot for slot in (memory.slots if memory else []) if (slot.generation, slot.step) == key)
+            slot = next((slot for slot in held if slot.state is SlotState.COMPLETE), None)
             if memory is None or slot is None:
-                self._fail(order, "the keeper no longer holds that snapshot", transient=False)
+                self._end_persist(order, _failed(self._name, order, "the keeper does not hold that snapshot", False))
                 return
             slot.hold()
-            at = memory.snapshot_at.get((order.generation, order.step), time.time())
-            rank_pid = memory.pid
+            memory.attempts[key] = order.attempt
+        threading.Thread(target=self._persist, args=(order, memory, slot), name="lastgood-persist", daemon=True).start()
+
+    def _persist(self, order: PersistOrder, memory: _RankMemory, slot: Slot) -> None:
+        outcome: ShardPersisted | PersistFailed
         try:
-            receipt = self._write(order, slot, at, rank_pid)
+            outcome = self._write(order, memory, slot)
         except OSError as error:
-            self._fail(order, str(error), transient=error.errno not in _LASTING_ERRORS)
+            outcome = _failed(self._name, order, str(error), error.errno not in _LASTING_ERRORS)
         except Exception as error:
             logger.exception("lastgood: the shard of rank %d could not be saved", order.rank)
-            self._fail(order, f"{type(error).__name__}: {error}", transient=True)
-        else:
-            with self._lock:
-                self._receipts = [*self._receipts[1 - _RECEIPTS_KEPT :], receipt]
-                for old in [key for key in memory.snapshot_at if key < (order.generation, order.step)]:
-                    del memory.snapshot_at[old]
-            self._link.tell(receipt)
-        finally:
-            with self._lock:
-                slot.resume()
-                if slot in memory.retired:
-                    memory.retired.remove(slot)
-                    slot.close()
+            outcome = _failed(self._name, order, f"{type(error).__name__}: {error}", True)
+        with self._lock:
+            slot.resume()
+            if slot in memory.retired:
+                memory.retired.remove(slot)
+                slot.close()
+            else:
+                self._release_if_covered(slot)
+            self._end_persist(order, outcome)
 
-    def _write(self, order: PersistOrder, slot: Slot, snapshot_at: float, rank_pid: int) -> ShardPersisted:
+    def _end_persist(self, order: PersistOrder, outcome: ShardPersisted | PersistFailed) -> None:
+        self._outcomes[order] = outcome
+        for old in list(self._outcomes)[:-_OUTCOMES_KEPT]:
+            del self._outcomes[old]
+        self._link.tell(outcome)
+
+    def _write(self, order: PersistOrder, memory: _RankMemory, slot: Slot) -> ShardPersisted:
         context = {
             "rank": order.rank,
             "step": order.step,
             "generation": order.generation,
-            "rank_pid": rank_pid,
+            "rank_pid": memory.pid,
         }
         written = write_shard(
             self._store, order.checkpoint, order.rank, order.world_size, slot.image, slot.image_bytes, context
@@ -291,22 +314,21 @@ class Keeper:
             step=order.step,
             attempt=order.attempt,
             shard=written.shard,
-            snapshot_at=snapshot_at,
+            snapshot_at=memory.snapshot_at.get((order.generation, order.step), time.time()),
             durable_seconds=written.durable_seconds,
             verify_seconds=written.verify_seconds,
             identity=document["identity"],
             progress=document["progress"],
         )
 
-    def _fail(self, order: PersistOrder, error: str, *, transient: bool) -> None:
-        self._link.tell(
-            PersistFailed(
-                keeper=self._name,
-                rank=order.rank,
-                generation=order.generation,
-                step=order.step,
-                attempt=order.attempt,
-                error=error,
-                transient=transient,
-            )
-        )
+
+def _failed(keeper: str, order: PersistOrder, error: str, transient: bool) -> PersistFailed:
+    return PersistFailed(
+        keeper=keeper,
+        rank=order.rank,
+        generation=order.generation,
+        step=order.step,
+        attempt=order.attempt,
+        error=error,
+        transient=transient,
+    )

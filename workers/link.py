@@ -1,8 +1,9 @@
 """The line between a member (agent or keeper) and the coordinator, over a Ray actor that may be restarted at any time.
 
-Events are queued, numbered and sent in order until the coordinator has taken them; commands are fetched by a call that waits on
-the other side. A coordinator that was restarted knows nobody: it answers "unknown", and the member introduces itself again
-with its whole state, then repeats what was not taken yet. So both directions are at least once; receivers drop repeats.
+Events are queued, numbered and sent in order until the coordinator has taken them; commands are fetched by a call
+that waits on the other side. A coordinator that was restarted knows nobody: it answers "unknown", and the member
+introduces itself again with its whole state, then repeats what was not taken yet. So both directions are at least
+once; receivers drop repeats.
 """
 
 import threading
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 
 from workers.messages import Command, Event, Standing
 
@@ -23,8 +24,9 @@ _RETRY_SECONDS = 0.02
 class Link:
     """Two threads: one sends events, one fetches commands and passes them to `on_command`, one after the other.
 
-    `introduce` returns the member's Joined event with its present state. `on_lost(reason)` is called at most once, when the
-    coordinator has been gone for `lost_after_seconds` or has told this member that it belongs to an older group.
+    `introduce` returns the member's Joined event with its present state. `on_lost(reason)` is called at most once,
+    when the coordinator has been gone for `lost_after_seconds` or has told this member that it belongs to an older
+    group.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Link:
         self._events: deque[tuple[int, Event]] = deque()
         self._next_number = 1
         self._changed = threading.Condition()
+        self._handle: Any = None
         self._introduced = False
         self._closed = False
         self._lost = False
@@ -76,9 +79,11 @@ class Link:
         gone_since: float | None = None
         while not self._closed:
             try:
-                handle = ray.get_actor(self._coordinator, namespace=NAMESPACE)
-                return ray.get(getattr(handle, method).remote(self._member, *arguments))
-            except (RayActorError, RayError, ValueError) as error:
+                if self._handle is None:
+                    self._handle = ray.get_actor(self._coordinator, namespace=NAMESPACE)
+                return ray.get(getattr(self._handle, method).remote(self._member, *arguments))
+            except (RayError, ValueError) as error:
+                self._handle = None
                 gone_since = gone_since or time.monotonic()
                 if time.monotonic() - gone_since > self._lost_after_seconds:
                     self._report_lost(f"the coordinator is gone: {type(error).__name__}")
@@ -127,6 +132,8 @@ class Link:
         incarnation: str | None = None
         taken = 0
         while not self._closed:
+            with self._changed:
+                self._changed.wait_for(lambda: self._introduced or self._closed)
             answer = self._call("hear", incarnation, taken)
             if answer is None:
                 return

@@ -1,7 +1,7 @@
 """What agents, keepers and the coordinator tell each other.
 
-Events go up and commands come down, each at least once and in order (workers.link). Every message that is about a generation
-carries its number, so that a late one is recognised and dropped.
+Events go up and commands come down, each at least once and in order (workers.link). Every message that is about a
+generation carries its number, so that a late one is recognised and dropped.
 """
 
 from dataclasses import dataclass, field
@@ -202,16 +202,18 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldSnapshot:
-    """A complete snapshot in a keeper's memory."""
+    """A complete snapshot in a keeper's memory; `attempt`: the last one that it was ordered to write of it, or 0."""
 
     rank: int
     generation: int
     step: int
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPersisted:
-    """A keeper's receipt: the shard is durable and was read back. Identity and progress come from the shard's document."""
+    """A keeper's receipt: the shard is durable and was read back. Identity and progress come from the shard's
+    document."""
 
     rank: int
     generation: int

@@ -2,8 +2,8 @@
 
 Faults survived: a parent killed before its child asked to die with it (the parent is checked afterwards); a process
 group whose leader is gone (its members are killed all the same); a pid that was given to another process meanwhile
-(start times are compared); a driver killed with SIGKILL (every process of the run holds a shared lock that it inherited, so
-the next driver can tell when the last one is gone).
+(start times are compared); a driver killed with SIGKILL (every process of the run holds a shared lock that it
+inherited, so the next driver can tell when the last one is gone).
 """
 
 import ctypes
@@ -80,7 +80,8 @@ def kill_group(group: int) -> None:
 def kill_leftover_group(leader: ProcessId) -> None:
     """Kill what is left of a recorded group, unless its number now belongs to processes that are older or newer.
 
-    The leader may be gone while its children live on; a member that started before the recorded leader cannot be its child.
+    The leader may be gone while its children live on; a member that started before the recorded leader cannot be its
+    child.
     """
     current = start_ticks(leader.pid)
     if current is not None and current != leader.start_ticks:

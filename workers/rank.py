@@ -1,8 +1,8 @@
 """A rank: the process that runs the user's loop, forked from the zygote for one generation.
 
-It first warms up and waits as a standby; its orders tell it which generation it belongs to and what to restore. It never
-cleans up after a failure: it says what happened and exits, and its process group is killed. What the warm-up did to the
-random number generators is undone, since every rank starts from the same parent.
+It first warms up and waits as a standby; its orders tell it which generation it belongs to and what to restore. It
+never cleans up after a failure: it says what happened and exits, and its process group is killed. What the warm-up
+did to the random number generators is undone, since every rank starts from the same parent.
 """
 
 import faulthandler

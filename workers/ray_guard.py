@@ -1,8 +1,8 @@
 """`ray.train` calls inside the supervised loop: each raises at once and names its replacement.
 
-The loop does not run in Ray's worker but in a rank beside it, where Ray's calls would hang, start a second cluster or answer
-for the wrong process. The functions are replaced when `ray.train` is imported, before or after this module: a loop that was
-pickled by value looks them up then, and a module that imports their names gets the replacements.
+The loop does not run in Ray's worker but in a rank beside it, where Ray's calls would hang, start a second cluster or
+answer for the wrong process. The functions are replaced when `ray.train` is imported, before or after this module: a
+loop that was pickled by value looks them up then, and a module that imports their names gets the replacements.
 """
 
 import importlib.abc

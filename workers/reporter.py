@@ -1,8 +1,8 @@
 """Reports commits to Ray Train, on a thread of its own.
 
-`ray.train.report` blocks until all workers have called it, without limit, and one call too many on one worker hangs the run at its
-end. So all agents make the same numbered sequence of calls, in the coordinator's order, and agree on the last number.
-An error is told, never raised: Ray's books do not decide what is saved.
+`ray.train.report` blocks until all workers have called it, without limit, and one call too many on one worker hangs
+the run at its end. So all agents make the same numbered sequence of calls, in the coordinator's order, and agree on
+the last number. An error is told, never raised: Ray's books do not decide what is saved.
 """
 
 import queue

@@ -1,14 +1,16 @@
 """What the user's loop sees: track what has to survive, restore it, mark the end of each step.
 
-Invariants: a save holds exactly the state at a step boundary (after optimizer and scheduler stepped, gradients cleared); all
-ranks decide on saves from the step alone, so no collective is needed and none can hang; a batch counts as consumed when it was
-handed to the loop; an error in saving never ends training unless the user asked to wait for that save.
+Invariants: a save holds exactly the state at a step boundary (after optimizer and scheduler stepped, gradients
+cleared); all ranks decide on saves from the step alone, so no collective is needed and none can hang; a batch counts
+as consumed when it was handed to the loop; an error in saving never ends training unless the user asked to wait for
+that save.
 """
 
+import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +21,7 @@ from workers.checkpoint.reader import CheckpointReader
 from workers.checkpoint.store import LocalStore
 from workers.data.journal import SampleJournal
 from workers.data.loader import ShardedLoader
-from workers.errors import CallerError
+from workers.errors import CallerError, CheckpointDamaged
 from workers.heartbeat import HeartbeatPage
 from workers.orders import RankOrders
 from workers.snapshots import SnapshotWriter
@@ -30,6 +32,9 @@ from workers.wire import Channel
 logger = logging.getLogger("lastgood")
 
 _NOTICE_SECONDS = 0.05
+_SAVE_ATTEMPTS = 4
+# What a device or a missing file says of one checkpoint; other errors (permissions, a lost mount) speak of the storage.
+_DAMAGE_ERRORS = {errno.EIO, errno.ENOENT, errno.EUCLEAN}
 
 _current: "Session | None" = None
 
@@ -37,7 +42,7 @@ _current: "Session | None" = None
 def current_session() -> "Session":
     if _current is None:
         raise CallerError(
-            "workers.get_session() was called outside a supervised loop; pass the loop to orchestrator.SupervisedTrainer"
+            "workers.get_session() was called outside a supervised loop; pass the loop to SupervisedTrainer"
         )
     return _current
 
@@ -68,7 +73,7 @@ class Session:
         self._tracked = False
         self._restored = False
         self._in_accumulation = False
-        self._last_snapshot: tuple[int, int] = (-1, 0)
+        self._snapshot_step = -1
         self._snapshots = SnapshotWriter(orders)
         self._store = LocalStore(orders.run_dir)
         self._loader: ShardedLoader | None = None
@@ -177,13 +182,19 @@ class Session:
     def _restore_from(self, checkpoint: str, allow: tuple[str, ...]) -> None:
         context = {"rank": self.rank, "generation": self.generation, "rank_pid": os.getpid()}
         failpoint.hit("restore.begin", **context)
-        source = CheckpointReader(self._store, checkpoint, self.rank)
-        document = source.document()
-        failpoint.hit("restore.read", **context)
-        assert self._identity is not None
-        for warning in check_identity(document["identity"], self._identity, allow=allow + self._orders.volatile):
-            logger.warning("%s", warning)
-        self._state.apply(source)
+        identity = self._identity
+        assert identity is not None
+        try:
+            source = CheckpointReader(self._store, checkpoint, self.rank)
+            document = source.document()
+            for warning in check_identity(document["identity"], identity, allow=allow + self._orders.volatile):
+                logger.warning("%s", warning)
+            self._state.apply(source)
+            source.close()
+        except OSError as error:
+            if error.errno in _DAMAGE_ERRORS:
+                raise CheckpointDamaged(f"{checkpoint} cannot be read: {error}") from error
+            raise
         self._progress = Progress.from_document(document["progress"])
         failpoint.hit("restore.apply", **context)
         saved = document["certificate"]
@@ -219,7 +230,7 @@ class Session:
         self._take_notices()
         every = self._orders.save_every_steps
         if every is not None and self.step % every == 0:
-            self._snapshot(wait_for_slot=False)
+            self._snapshot()
         failpoint.hit("step.begin", **{**context, "step": self.step + 1})
 
     def _advance(self, tokens: int) -> None:
@@ -235,24 +246,37 @@ class Session:
         )
         self._step_started = now
         if self._journal is not None and loader is not None:
-            self._journal.record(self.step, consumed)
+            self._write_journal(self._journal, loader, consumed, epoch_before)
+
+    def _write_journal(
+        self, journal: SampleJournal, loader: ShardedLoader, consumed: list[tuple[int, int]], epoch_before: int
+    ) -> None:
+        try:
+            journal.record(self.step, consumed)
             for epoch in range(epoch_before, loader.epoch) if self.rank == 0 else ():
-                self._journal.dropped(epoch, loader.dropped_ids(epoch))
+                journal.dropped(epoch, loader.dropped_ids(epoch))
+        except OSError as error:
+            # What was not written goes with the next line; a full disk must not end the run.
+            logger.warning("rank %d: the sample journal cannot be written: %s", self.rank, error)
 
     def save_now(self, *, wait: bool = False) -> bool:
         """Save the state of the last finished step, on all ranks alike; call it at a step boundary.
 
-        With `wait`, returns once the save is committed, and False if it was given up. Without, returns at once.
+        With `wait`, returns once the save is committed, and False if it was given up for good; else returns at once.
         """
         self._require_tracked("save_now")
         if self._in_accumulation:
-            raise CallerError("session.save_now() was called between micro steps; call it right after session.end_step()")
-        if self._last_snapshot[0] != self.step:
-            self._snapshot(wait_for_slot=True)
-        return self._await_commit() if wait else True
+            raise CallerError(
+                "session.save_now() was called between micro steps; call it right after session.end_step()"
+            )
+        deadline = time.monotonic() + self._orders.save_timeout_seconds
+        if self._snapshot_step != self.step:
+            self._snapshot(deadline)
+        return self._await_commit(deadline) if wait else True
 
     def report(self, metrics: dict[str, Any]) -> None:
-        """Report metrics to Ray Train. The values of rank 0 count; those reported while Ray is still busy are merged."""
+        """Report metrics to Ray Train. The values of rank 0 count; those reported while Ray is still busy are
+        merged."""
         self._metrics.update(metrics)
         self._agent.send("report", step=self.step, metrics=metrics)
 
@@ -280,31 +304,40 @@ class Session:
 
     # ------------------------------------------------------------ saving
 
-    def _snapshot(self, *, wait_for_slot: bool) -> None:
+    def _snapshot(self, deadline: float | None = None) -> None:
+        """Take a snapshot if a slot is free; with a deadline, wait for one, and for a keeper that is restarted."""
         identity = self._identity
         assert identity is not None
         self._page.beat(phase="saving")
-        taken = self._snapshots.take(
-            lambda: self._state.capture(progress=self._progress, identity=identity),
-            step=self.step,
-            wait_seconds=self._orders.save_timeout_seconds if wait_for_slot else 0.0,
-        )
+        while True:
+            taken = self._snapshots.take(
+                lambda: self._state.capture(progress=self._progress, identity=identity),
+                step=self.step,
+                wait_seconds=0.0 if deadline is None else max(0.0, deadline - time.monotonic()),
+            )
+            if taken or deadline is None or time.monotonic() >= deadline:
+                break
+            time.sleep(_NOTICE_SECONDS)
         if taken:
-            self._last_snapshot = (self.step, self.generation)
+            self._snapshot_step = self.step
         self._page.beat(phase="training")
         self._step_started = time.monotonic()
 
-    def _await_commit(self) -> bool:
-        deadline = time.monotonic() + self._orders.save_timeout_seconds
-        while self.step not in self._outcomes:
-            self._take_notices(_NOTICE_SECONDS)
-            if time.monotonic() > deadline:
-                logger.error("rank %d: no word on the save of step %d in time", self.rank, self.step)
-                return False
-        committed, reason = self._outcomes[self.step]
-        if not committed:
-            logger.error("rank %d: the save of step %d was given up: %s", self.rank, self.step, reason)
-        return committed
+    def _await_commit(self, deadline: float) -> bool:
+        """Wait for the commit of this step; a save that was given up is taken again, which all ranks do alike."""
+        for attempts_left in reversed(range(_SAVE_ATTEMPTS)):
+            while self.step not in self._outcomes:
+                self._take_notices(_NOTICE_SECONDS)
+                if time.monotonic() > deadline:
+                    logger.error("rank %d: no word on the save of step %d in time", self.rank, self.step)
+                    return False
+            committed, reason = self._outcomes.pop(self.step)
+            if committed:
+                return True
+            logger.warning("rank %d: the save of step %d was given up: %s", self.rank, self.step, reason)
+            if attempts_left:
+                self._snapshot(deadline)
+        return False
 
     def _take_notices(self, wait_seconds: float = 0.0) -> None:
         """Read what the agent has sent, and give the slots to a keeper that has come back."""
@@ -331,7 +364,6 @@ class Session:
             )
         if not self._restored:
             raise CallerError(
-                f"session.{method}() was called before session.restore(); without it a restarted run would begin from zero"
+                f"session.{method}() was called before session.restore(); "
+                f"call it after session.track(), or a restarted run would begin from zero"
             )
-
-

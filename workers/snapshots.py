@@ -1,8 +1,9 @@
 """A rank's snapshots: slots shared with the keeper, and the copy of the training state into one of them.
 
-Faults survived: a rank killed while it copies (the slot stays WRITING and is never persisted); a keeper that dies and comes back
-(the rank connects again and hands its slots over); a disk so slow that no slot is free (the snapshot is skipped and
-recorded, training goes on). Slots belong to the keeper and outlive the rank: the next generation's rank gets them back.
+Faults survived: a rank killed while it copies (the slot stays WRITING and is never persisted); a keeper that dies and
+comes back (the rank connects again and hands its slots over); a disk so slow that no slot is free (the snapshot is
+skipped and recorded, training goes on). Slots belong to the keeper and outlive the rank: the next generation's rank
+gets them back.
 """
 
 import contextlib
@@ -44,13 +45,16 @@ class SnapshotWriter:
         if needed > available:
             raise EnvironmentProblem(
                 f"the snapshots need {needed / 2**20:,.0f} MiB on this node ({orders.snapshot_slots} slots x "
-                f"{image_bytes / 2**20:,.0f} MiB x {orders.local_world_size} ranks), but only {max(available, 0) / 2**20:,.0f} "
-                f"MiB are available below {orders.memory_fraction_max:.0%} of its memory; lower RecoveryConfig.snapshot_slots or "
-                f"use more nodes"
+                f"{image_bytes / 2**20:,.0f} MiB x {orders.local_world_size} ranks), but only "
+                f"{max(available, 0) / 2**20:,.0f} MiB are available below {orders.memory_fraction_max:.0%} of its "
+                f"memory; lower RecoveryConfig.snapshot_slots, raise memory_fraction_max, or use more nodes"
             )
 
     def take(self, capture: Callable[[], CapturedState], *, step: int, wait_seconds: float) -> bool:
         """Copy the state into a free slot and tell the keeper; False if there is none in time or the keeper is gone."""
+        self.reconnect_if_lost()
+        if self._keeper is None:
+            return False
         context = {
             "rank": self._orders.rank,
             "step": step,
@@ -59,10 +63,10 @@ class SnapshotWriter:
         }
         failpoint.hit("snapshot.begin", **context)
         captured = capture()
-        if self._layout is None or not self._layout.fits(captured.tensors):
-            self._layout = image.plan(captured.tensors)
+        if self._layout is None or not self._layout.fits(captured.tensors, captured.document):
+            self._layout = image.plan(captured.tensors, captured.document)
         try:
-            index = self._free_slot(self._layout.image_bytes, captured, wait_seconds)
+            index = self._free_slot(self._layout.image_bytes, wait_seconds)
             if index is None:
                 self._send("skipped", step=step, reason="no snapshot slot was free")
                 return False
@@ -78,13 +82,10 @@ class SnapshotWriter:
             failpoint.hit("snapshot.complete", **context)
             self._send("snapshot", step=step, slot=index, at=time.time())
         except OSError:
-            # The keeper is gone: its successor gets the slots with the next snapshot, and this one is lost.
-            self._keeper = None
-            return False
+            return False  # the keeper has just died; a slot that is complete is handed to its successor
         return True
 
-    def _free_slot(self, image_bytes: int, captured: CapturedState, wait_seconds: float) -> int | None:
-        self._connect_and_adopt()
+    def _free_slot(self, image_bytes: int, wait_seconds: float) -> int | None:
         if len(self._slots) < self._orders.snapshot_slots or any(slot.capacity < image_bytes for slot in self._slots):
             self._replace_slots(image_bytes)
         deadline = time.monotonic() + wait_seconds
@@ -98,7 +99,9 @@ class SnapshotWriter:
 
     def _replace_slots(self, image_bytes: int) -> None:
         """Fresh slots of the right size; the keeper finishes with the old ones and drops them."""
-        self._slots = [Slot.create(image_bytes) for _ in range(self._orders.snapshot_slots)]
+        old, self._slots = self._slots, [Slot.create(image_bytes) for _ in range(self._orders.snapshot_slots)]
+        for slot in old:
+            slot.close()
         self._send("slots", fds=tuple(slot.fd for slot in self._slots))
 
     def reconnect_if_lost(self) -> None:

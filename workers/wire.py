@@ -61,7 +61,8 @@ def channel_pair() -> tuple[Channel, Channel]:
 
 
 def listen(address: str) -> socket.socket:
-    """Listen on an abstract address: it needs no file, has no length trouble with deep temp dirs, and cannot be left behind."""
+    """Listen on an abstract address: it needs no file, has no length trouble with deep temp dirs, and cannot be left
+    behind."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(f"\0{address}")
     listener.listen(64)

@@ -2,7 +2,8 @@
 
 Invariants: it runs one thread and has opened no CUDA context (a forked child could use neither OpenMP nor CUDA
 otherwise), and both are checked after each module that it preloads. It ends when its agent closes the channel or
-dies; its ranks die with it. A rank leads its own process group before its pid is told, so a kill of the group can't miss it.
+dies; its ranks die with it. A rank leads its own process group before its pid is told, so a kill of the group can't
+miss it.
 
 Protocol (workers.wire), agent to zygote: fork(token) + [rank's channel, heartbeat page, payload].
 Zygote to agent: ready(seconds), forked(token, pid, start_ticks) + [pidfd], exited(pid, code, at), failed(message).

@@ -16,7 +16,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from chaos.demo.plan import SAVE_POINTS
-from workers.errors import EnvironmentProblem, LastgoodError
+from workers.errors import EnvironmentProblem, GuaranteeBroken, LastgoodError, TrainingFailed
 
 STEPS_MIN = 24
 MEMORY_BYTES_BASE = 1 << 30
@@ -65,6 +65,8 @@ def demo(
         except LastgoodError as error:
             if as_json:
                 _print_json(stdout, {"error": str(error)})
+            if isinstance(error, TrainingFailed):
+                raise GuaranteeBroken(f"a run of the demo did not finish: {error}") from error
             raise
         if as_json:
             _print_json(stdout, report)

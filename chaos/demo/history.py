@@ -25,9 +25,9 @@ Entry = Mapping[str, Any]
 class Recovery:
     """One kill and what came after it; None where the history does not get that far.
 
-    during: the fault point at which the rank was killed, or "random moment". exit_code: of this rank, if its end is
-    what ended the generation; -9 for SIGKILL. step: steps finished when it died. recovery_seconds: from the kill to
-    the moment when all ranks had finished the first step after it.
+    during: the fault point at which the rank was killed, or "random moment". exit_code: how the rank ended, by the
+    ledger; -9 for SIGKILL. step: steps finished when it died. recovery_seconds: from the kill to the moment when all
+    ranks had finished the first step after it.
     """
 
     during: str
@@ -86,7 +86,7 @@ class History:
             during=kill["point"],
             rank=rank,
             generation=generation,
-            exit_code=failure["exit_code"] if failure and failure["rank"] == rank else None,
+            exit_code=_exit_code(failure, rank) if failure else None,
             step=step,
             newest_committed_step=before.step if before else 0,
             restored_step=restored_step,
@@ -144,6 +144,11 @@ class History:
 def _markers(directory: Path) -> list[dict[str, Any]]:
     markers = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(directory.glob("*.json"))]
     return [marker for marker in markers if marker["action"] == "kill_rank"]
+
+
+def _exit_code(failure: Entry, rank: int) -> int | None:
+    ends: list[Entry] = [failure, *failure["echoes"]]
+    return next((end["exit_code"] for end in ends if end["rank"] == rank), None)
 
 
 def _checkpoint(name: str) -> CheckpointRecord:

@@ -1,8 +1,10 @@
 """The training that the demo attacks: what a user would write, with nothing in it about faults."""
 
 import math
+import random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -22,7 +24,7 @@ def build(
     *, seed: int, steps: int, rank: int, world_size: int, device: torch.device
 ) -> tuple[nn.Module, torch.optim.Optimizer, LambdaLR]:
     """A sharded model, its optimizer, and a schedule that warms up linearly, then follows a cosine down to a tenth."""
-    torch.manual_seed(seed)
+    _seed_all(seed)
     model = ByteGPT().to(device)
     mesh = init_device_mesh(device.type, (world_size,))
     for block in model.blocks:
@@ -38,8 +40,14 @@ def build(
         return 0.1 + 0.45 * (1 + math.cos(math.pi * done))
 
     # The weights start equal on all ranks; from here on each rank draws its own dropout.
-    torch.manual_seed(seed + 1 + rank)
+    _seed_all(seed + 1 + rank)
     return model, optimizer, LambdaLR(optimizer, rate)
+
+
+def _seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 def train_step(

@@ -29,7 +29,7 @@ from orchestrator.observe.ledger import read_ledger
 from workers.failpoint import Arm
 
 _POLL_SECONDS = 0.05
-_SAMPLES_PER_RANK = 12
+_SAMPLES_PER_RANK = 8
 _SAVES_PER_RUN = 12
 
 
@@ -50,6 +50,7 @@ def tell(settings: Settings, narrator: Narrator) -> dict[str, Any]:
     plan = plan_attack(seed=settings.seed, steps=settings.steps, workers=settings.workers, kill_at=settings.kill_at)
     narrator.say(f"seed {settings.seed}: {settings.workers} ranks, {settings.steps} steps, in {settings.storage}")
     stamp = time.strftime("%Y%m%d-%H%M%S")
+    narrator.say("starting Ray, then the run that will be attacked")
     with _local_ray(settings.workers):
         attacked = _train(settings, f"attacked-{stamp}", narrator, plan)
         narrator.say("the same training again, undisturbed, to compare with")
@@ -94,7 +95,8 @@ def _train(settings: Settings, name: str, narrator: Narrator, plan: AttackPlan |
         recovery=RecoveryConfig(
             save_every_steps=max(2, settings.steps // _SAVES_PER_RUN),
             max_failures=2 * (plan.kills if plan else 1),
-            keep_last=settings.steps,  # all of them, so that the judge can read what was restored
+            # All of the attacked run's, so that the judge can read what was restored.
+            keep_last=settings.steps if plan else 1,
             failpoints=arms,
         ),
     )
@@ -153,6 +155,8 @@ class _Observer(threading.Thread):
             return
         self._over.wait(kill.step_fraction * self._step_seconds)
         victim = next(rank for rank in status["ranks"] if rank["rank"] == kill.rank)
+        if victim["pid"] is None:
+            return
         marker = self._run_dir / "faults" / "kill-2-random.json"
         record = {
             "id": marker.stem,
@@ -207,7 +211,10 @@ def _line(entry: dict[str, Any]) -> str:
             start = f"from {entry['checkpoint']}" if entry["checkpoint"] else "afresh"
             return f"generation {entry['generation']} starts {entry['ranks']} ranks {start}"
         case "failure":
-            return f"rank {entry['rank']} died ({entry['cause']} {entry['exit_code']}) after step {entry['step']}"
+            ends = ", ".join(
+                f"rank {end['rank']} by {end['cause']} {end['exit_code']}" for end in (entry, *entry["echoes"])
+            )
+            return f"generation {entry['generation']} ended after step {entry['step']}: {ends}"
         case "first_step" if entry["rank"] == 0:
             return f"training again: step {entry['step']} done" if entry["generation"] > 1 else ""
         case "commit":

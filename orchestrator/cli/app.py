@@ -19,7 +19,7 @@ COMMAND_GROUP = "lastgood.commands"
 
 
 def build_app() -> typer.Typer:
-    """The application with every registered command, in alphabetical order."""
+    """The application with every registered command."""
     app = typer.Typer(
         name="lastgood",
         help="Keeps sharded PyTorch training on Ray Train alive.",

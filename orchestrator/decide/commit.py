@@ -6,7 +6,8 @@ Invariants:
 - Written is only what ALL ranks have snapshotted; committed only what all ranks' keepers have written and read back in
   ONE attempt. Receipts of another attempt never count towards it.
 - One save is written at a time. When it is done the newest complete one is next; those in between are skipped.
-- A failed attempt's number is never ordered again: its directory may hold anything.
+- A failed attempt's number is not ordered again: its directory may hold anything. (A coordinator that comes back may
+  not know of the failure; keepers never overwrite, so it is told.)
 - A snapshot's memory is released only when nothing needs it: neither a save, nor a restore, for which the newest
   snapshot that is complete on all ranks is kept.
 
@@ -98,7 +99,11 @@ class CommitMachine:
         self._limits: dict[int, int | None] = {}
         self._saves: dict[_Key, _Save] = {}
         self._over_upto = -1  # in the current generation no save begins any more up to this step
-        self._in_memory: _Key | None = None  # the newest state on the lineage that is complete in memory
+        # But for this one, the newest that was given up, which ranks may take again; and its last attempt.
+        self._again: tuple[_Key, int] | None = None
+        # The newest state on the lineage that got complete in memory. Kept until there is a newer one, also when a
+        # keeper is lost: its ranks may hand their memory over again.
+        self._in_memory: _Key | None = None
         self._released: dict[int, Release] = {}
         self._decisions: list[Decision] = []
 
@@ -113,7 +118,7 @@ class CommitMachine:
         highest = max(record.number for record in generations)
         if highest <= self._current:
             return []
-        self._current, self._over_upto = highest, -1
+        self._current, self._over_upto, self._again = highest, -1, None
         self._worlds = {record.number: frozenset(range(record.world_size)) for record in generations}
         self._limits = {link.generation: link.step_max for link in chain(generations)}
         self._hear_of(highest)
@@ -138,19 +143,21 @@ class CommitMachine:
                 save.reported(attempt)
             return []
         save = self._find(rank, (generation, step))
+        self._rank_is_past(rank, (generation, step))
         if save is None:
             return self._decide(at, answer=generation)
         save.snapshotted.add(rank)
-        self._rank_is_past(rank, save.key)
         self._check_complete(save)
         return self._decide(at)
 
     def snapshot_skipped(self, rank: int, generation: int, step: int, *, reason: str, at: float) -> list[Decision]:
         """A rank made no snapshot of this step, for instance because it had no free slot."""
-        save = None if self._rebuilding else self._find(rank, (generation, step))
+        if self._rebuilding:
+            return []
+        save = self._find(rank, (generation, step))
+        self._rank_is_past(rank, (generation, step))
         if save is not None and save.phase is _Phase.COLLECTING and rank not in save.snapshotted:
-            self._rank_is_past(rank, save.key)
-            self._give_up(save, f"rank {rank} made no snapshot: {reason}")
+            self._give_up(save, f"rank {rank} made no snapshot: {reason}", again=True)
         return self._decide(at)
 
     def shard_persisted(
@@ -178,20 +185,18 @@ class CommitMachine:
             self._failed(save, f"rank {rank}: {error}", transient, at)
         return self._decide(at)
 
-    def keeper_lost(self, generation: int, ranks: Iterable[int], *, at: float) -> list[Decision]:
-        """The keeper that held these ranks' snapshots of this generation is gone; what it wrote is not."""
+    def keeper_lost(self, ranks: Iterable[int], *, at: float) -> list[Decision]:
+        """The keeper that held these ranks' snapshots is gone; what it wrote is not."""
         lost = frozenset(ranks)
         for save in self._open():
             gone = lost & save.snapshotted
-            if save.generation != generation or not gone:
+            if not gone:
                 continue
             save.snapshotted -= gone
             if save.phase is _Phase.WRITING and (save.retry_at is not None or gone & set(save.unwritten)):
                 self._unbegin(save, f"the keeper of rank {min(gone)} is lost")
             elif save.phase is _Phase.READY:
                 save.phase = _Phase.COLLECTING
-        if lost and self._in_memory is not None and self._in_memory[0] == generation:
-            self._in_memory = None
         return self._decide(at)
 
     def generation_ended(self, generation: int, *, at: float) -> list[Decision]:
@@ -290,7 +295,8 @@ class CommitMachine:
     def _find(self, rank: int, key: _Key) -> _Save | None:
         """The save that a rank's snapshot belongs to; None if it comes too late or makes no sense."""
         generation, step = key
-        if key not in self._saves and (generation != self._current or step <= self._over_upto):
+        taken_again = self._again is not None and self._again[0] == key
+        if key not in self._saves and (generation != self._current or (step <= self._over_upto and not taken_again)):
             return None
         return self._take(rank, key)
 
@@ -302,7 +308,8 @@ class CommitMachine:
         ranks = self._worlds.get(key[0], frozenset())
         if rank not in ranks:
             return None
-        return self._saves.setdefault(key, _Save(generation=key[0], step=key[1], ranks=ranks))
+        attempt = self._again[1] if self._again is not None and self._again[0] == key else 0
+        return self._saves.setdefault(key, _Save(generation=key[0], step=key[1], ranks=ranks, attempt=attempt))
 
     def _over(self, key: _Key) -> None:
         if key[0] == self._current:
@@ -315,6 +322,7 @@ class CommitMachine:
         if save.phase is _Phase.COLLECTING:
             save.phase = _Phase.READY
         self._over(save.key)
+        self._again = None
         self._in_memory = max(save.key, self._in_memory or save.key)
         for older in self._open():
             if older.key < save.key and not older.under_way:
@@ -322,14 +330,16 @@ class CommitMachine:
 
     def _rank_is_past(self, rank: int, key: _Key) -> None:
         """A rank snapshots in the order of steps: what it has not reported by now it never will."""
+        if rank not in self._worlds.get(key[0], frozenset()):
+            return
         for save in self._open(_Phase.COLLECTING):
-            if save.generation == key[0] and save.step < key[1] and rank not in save.snapshotted:
+            if save.key < key and rank not in save.snapshotted:
                 self._give_up(save, f"rank {rank} made no snapshot")
 
     def _failed(self, save: _Save, reason: str, transient: bool, at: float) -> None:
         save.failures += 1
         if not transient or save.failures >= FAILURES_MAX:
-            self._give_up(save, reason)
+            self._give_up(save, reason, again=True)
         elif save.phase is _Phase.WRITING and not save.complete:
             self._unbegin(save, f"{reason}; and a keeper that would have to write again is lost")
         else:
@@ -342,9 +352,11 @@ class CommitMachine:
         self._abandon(save, reason, final=False)
         save.phase, save.retry_at = _Phase.COLLECTING, None
 
-    def _give_up(self, save: _Save, reason: str) -> None:
+    def _give_up(self, save: _Save, reason: str, *, again: bool = False) -> None:
         if self._saves.pop(save.key, None) is None:
             return
+        if again and save.generation == self._current and save.step >= self._over_upto:
+            self._again = (save.key, save.attempt)
         self._over(save.key)
         if save.under_way:
             self._abandon(save, reason, final=True)

@@ -1,10 +1,11 @@
 """Who belongs to the run, and which generation they form. Events in, decisions out; no clock, no Ray, no disk.
 
-Invariants: ranks start only when every agent of one group has a fresh rank waiting and none has one running; the first rank that
-ends for another reason than having finished ends the generation for all; a generation's failure is judged once all its ranks
-are gone, so that the earliest cause is known and not the loudest; messages about another generation change nothing.
-Faults survived: an agent dies with its node (Ray starts a new group, which replaces the old one as a whole); the
-coordinator was restarted in between (agents say what they were doing, and a running generation goes on).
+Invariants: ranks start only when every agent of one group has a fresh rank waiting and none has one running; the
+first rank that ends for another reason than having finished ends the generation for all; a generation's failure is
+judged once all its ranks are gone, so that the earliest cause is known and not the loudest; messages about another
+generation change nothing. Faults survived: an agent dies with its node (Ray starts a new group, which replaces the
+old one as a whole); the coordinator was restarted in between (agents say what they were doing, and a running
+generation goes on).
 """
 
 from dataclasses import dataclass, field
@@ -99,7 +100,8 @@ class Member:
 
 @dataclass(slots=True)
 class Rendezvous:
-    """`generation`: the newest one that was created; `resuming` means it may still be running (a restarted coordinator)."""
+    """`generation`: the newest one that was created; `resuming` means it may still be running (a restarted
+    coordinator)."""
 
     generation: int = 0
     resuming: bool = False

@@ -116,5 +116,5 @@ def test_a_scheduler_that_is_off_by_one_after_a_restore_is_noticed_by_the_rate_o
 
 def test_a_field_that_only_one_side_has_counts_as_a_difference() -> None:
     assert differing_fields({"a": 1, "b": None}, {"a": 1}) == ["b"]
-    with pytest.raises(ResumeMismatch, match="rng.cuda.0 was absent, is abc"):
+    with pytest.raises(ResumeMismatch, match=r"rng\.cuda\.0 was absent, is abc"):
         require_equal({}, {"rng.cuda.0": "abc"})

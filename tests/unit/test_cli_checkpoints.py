@@ -1,6 +1,7 @@
 """`lastgood checkpoints` tells which checkpoint counts, and finds every damaged byte."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,11 @@ UNFINISHED = checkpoint_name(70, 2, 1)
 SHARD = "rank-00001-of-00002.safetensors"
 
 
-@pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Generation 1 saved steps 20, 40 and 60; generation 2 restored step 40, saved step 50, died in a save."""
-    store = LocalStore(tmp_path)
+    directory = tmp_path_factory.mktemp("run")
+    store = LocalStore(directory)
     archive = RunArchive(store)
     archive.create_generation(generation(1, None, None, 0), seen=archive.scan())
     for step in (20, 40, 60):
@@ -34,7 +36,13 @@ def run_dir(tmp_path: Path) -> Path:
     archive.create_generation(generation(2, checkpoint_name(40, 1, 1), 1, 40), seen=archive.scan())
     commit(store, archive, 50, 2)
     save_shards(store, two_ranks(), UNFINISHED)
-    return tmp_path
+    return directory
+
+
+@pytest.fixture
+def run_dir(finished_run: Path, tmp_path: Path) -> Path:
+    """A copy of it, to damage."""
+    return shutil.copytree(finished_run, tmp_path / "run")
 
 
 def generation(number: int, parent: str | None, parent_generation: int | None, step: int) -> GenerationRecord:

@@ -2,6 +2,7 @@
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,6 +64,18 @@ def test_stock_dcp_reads_a_tensor_of_which_a_rank_has_no_rows(tmp_path: Path, la
     reader = HuggingFaceStorageReader(str(tmp_path / checkpoint_dir(manifest.name)))
     dcp.load(loaded, storage_reader=reader, no_dist=True)
     assert loaded["w"].equal(tensor)
+
+
+def test_the_reader_printed_in_the_format_page_reads_our_checkpoints(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+    namespace: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], namespace)
+    states = two_ranks()
+    manifest = save(LocalStore(tmp_path), states)
+    parts = list(namespace["read"](tmp_path / checkpoint_dir(manifest.name), "model.weight"))
+    assert [part["offsets"] for part, _ in parts] == [[0, 0], [4, 0]]
+    found = torch.cat([torch.frombuffer(bytearray(data), dtype=torch.float32) for _, data in parts]).reshape(7, 5)
+    assert same_bytes(found, whole_tensors(states)["model.weight"])
 
 
 class _Bomb:

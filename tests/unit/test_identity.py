@@ -46,7 +46,8 @@ class Nested:
 
 
 def test_the_same_run_has_no_differences() -> None:
-    config = {"lr": 0.1, "nested": Nested(), "path": Path("/a"), "kind": Kind.A, "fn": len, "t": torch.ones(2), "n": None}
+    config = {"lr": 0.1, "nested": Nested(), "path": Path("/a"), "kind": Kind.A, "fn": len, "n": None}
+    config["tensor"] = torch.ones(2)
     assert compare(saved(identity_of(config)), identity_of(config).document) == []
     assert check_identity(saved(identity_of(config)), identity_of(config)) == []
 

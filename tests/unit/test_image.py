@@ -97,7 +97,7 @@ def test_equal_states_give_equal_bytes_whatever_the_order_and_the_memory_before(
 def test_a_document_of_another_length_leaves_the_tensors_where_they_are() -> None:
     state = two_ranks()[0]
     layout = image.plan(state.tensors, state.document)
-    longer = CapturedState(tensors=state.tensors, document={**state.document, "note": "x" * 2000})
+    longer = CapturedState(tensors=state.tensors, document={**state.document, "note": "x" * 20_000})
     _, before = write(state, layout)
     _, after = write(longer, layout)
     assert after.document == longer.document

@@ -185,6 +185,11 @@ def test_a_sealed_file_is_one_line_and_readable_without_us() -> None:
     assert unseal(data, "x") == {"a": "\u00e9", "b": [1, 2.5, None]}
 
 
+def test_a_sealed_file_with_a_digest_that_is_not_its_own_says_so() -> None:
+    with pytest.raises(CheckpointDamaged, match="the file has another digest"):
+        unseal(seal({"a": 1}).replace(b'"a":1', b'"a":2'), "the file")
+
+
 def test_a_sealed_file_with_equal_content_in_other_bytes_is_refused() -> None:
     data = seal({"a": "\u00e9"})
     with pytest.raises(CheckpointDamaged, match="canonical"):

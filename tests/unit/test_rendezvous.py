@@ -65,9 +65,7 @@ def test_ranks_start_only_when_every_agent_has_a_fresh_rank_waiting() -> None:
     assert rendezvous.joined(joined(1, ready=False), now=0.0) == []
     assert rendezvous.ready("d/g1-1", store_port=7) == [CreateGeneration(reason="start")]
     start = rendezvous.created(4)
-    assert start == [
-        StartRanks(generation=4, agents=("d/g1-0", "d/g1-1"), store_host="127.0.0.1", store_port=5000)
-    ]
+    assert start == [StartRanks(generation=4, agents=("d/g1-0", "d/g1-1"), store_host="127.0.0.1", store_port=5000)]
 
 
 def test_one_dead_rank_ends_the_generation_for_all_and_the_earliest_cause_is_the_first() -> None:

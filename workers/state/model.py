@@ -151,7 +151,7 @@ class ModelPart:
 
 def memory_of(tensor: torch.Tensor) -> Memory:
     """Where this rank's part lies: `tensor.data = other` and `resize_` keep the object, but change this."""
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    local = tree.local_part(tensor)
     return local.data_ptr(), local.shape
 
 

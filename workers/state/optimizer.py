@@ -86,8 +86,7 @@ class OptimizerPart:
         missing = 0
         for member in self._named_parameters().values():
             if member.tensor not in self._optimizer.state and member.tensor.requires_grad:
-                local = member.tensor.to_local() if isinstance(member.tensor, DTensor) else member.tensor
-                missing += 2 * local.nbytes // len(member.replicas or (self._rank,))
+                missing += 2 * tree.local_part(member.tensor).nbytes // len(member.replicas or (self._rank,))
         return missing
 
     def learning_rates(self) -> list[float]:

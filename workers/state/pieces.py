@@ -18,7 +18,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from workers.checkpoint.tensors import NamedTensor, TensorSource
 from workers.errors import CallerError, CheckpointDamaged
-from workers.state.tree import TensorRef, dtype_name, layout_key
+from workers.state.tree import TensorRef, dtype_name, layout_key, local_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Restorer:
 
 def _is_empty_part(tensor: torch.Tensor) -> bool:
     """True for a rank that holds nothing of a sharded tensor which is not empty itself."""
-    return isinstance(tensor, DTensor) and tensor.numel() > 0 and tensor.to_local().numel() == 0
+    return isinstance(tensor, DTensor) and tensor.numel() > 0 and local_part(tensor).numel() == 0
 
 
 def _local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
@@ -159,12 +159,10 @@ def _local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
 
     Complex numbers are pairs in a last dimension of size 2: not every complex type is a safetensors type.
     """
-    local = tensor.detach()
+    local = local_part(tensor).resolve_neg()
     offsets: Sequence[int] = (0,) * tensor.ndim
-    if isinstance(local, DTensor):
-        offsets = compute_local_shape_and_global_offset(tensor.shape, local.device_mesh, local.placements)[1]
-        local = local.to_local()
-    local = local.resolve_neg()
+    if isinstance(tensor, DTensor):
+        offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)[1]
     if local.is_complex():
         return torch.view_as_real(local.resolve_conj()), (*offsets, 0)
     return local, tuple(offsets)

@@ -1,0 +1,122 @@
+"""The agent's end of its zygote: forked ranks, one of them waiting as a standby, and word of each one's end.
+
+Invariants: there is at most one standby; a rank's whole process group is killed once its leader is gone; what a rank
+said before it ended is read before its end is told.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from workers import processes
+from workers.heartbeat import HeartbeatPage
+from workers.messages import RankError
+from workers.processes import ProcessId
+from workers.wire import Channel, channel_pair
+
+_END_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class ForkedRank:
+    """A forked rank; a standby until it has a generation. `told_step`: the last step that was passed on."""
+
+    token: int
+    channel: Channel
+    heartbeat: HeartbeatPage
+    process: ProcessId | None = None
+    pidfd: int = -1
+    ready: bool = False
+    store_port: int = 0
+    generation: int | None = None
+    kill_ordered: bool = False
+    error: RankError | None = None
+    told_step: int = -1
+
+    def receive(self) -> dict[str, Any] | None:
+        """One message, if there is one; the channel is closed at its end."""
+        if self.channel.fileno() < 0:
+            return None
+        try:
+            received = self.channel.receive(0.0)
+        except TimeoutError:
+            return None
+        if received is None:
+            self.channel.close()
+            return None
+        return received[0]
+
+    def kill(self) -> None:
+        if self.process is not None:
+            processes.kill_group(self.process.pid)
+
+    def close(self) -> None:
+        self.channel.close()
+        self.heartbeat.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+
+
+class ZygoteClient:
+    """Starts the zygote and asks it for ranks. `payload`: the pickled loop, which every rank gets as a memfd."""
+
+    def __init__(self, *, preload: Iterable[str], payload: bytes, inherited_fd: int) -> None:
+        self._payload_fd = _memfd("lastgood-loop", payload)
+        self._next_token = 0
+        self.channel, theirs = channel_pair()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "workers.zygote", str(theirs.fileno()), ",".join(preload), str(os.getpid())],
+            pass_fds=[theirs.fileno(), inherited_fd],
+            stdin=subprocess.DEVNULL,
+            env=_environment(),
+        )
+        theirs.close()
+
+    def fork(self) -> ForkedRank:
+        """Ask for a rank; its pid comes as a "forked" message with its token."""
+        ours, theirs = channel_pair()
+        heartbeat_fd = HeartbeatPage.create_fd()
+        self._next_token += 1
+        rank = ForkedRank(token=self._next_token, channel=ours, heartbeat=HeartbeatPage(heartbeat_fd))
+        try:
+            self.channel.send("fork", fds=(theirs.fileno(), heartbeat_fd, self._payload_fd), token=rank.token)
+        finally:
+            theirs.close()
+            os.close(heartbeat_fd)
+        return rank
+
+    def close(self) -> None:
+        """End the zygote, and its ranks with it."""
+        self.channel.close()
+        try:
+            self._process.wait(timeout=_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._payload_fd)
+
+
+def _environment() -> dict[str, str]:
+    return {
+        **os.environ,
+        # One OpenMP operation in the zygote would make every forked rank hang at its first.
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        # Ask NVML whether there is a GPU: asking the driver would open it, and forked ranks could not use it.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        # The default allocator of pyarrow starts a thread when it is imported.
+        "ARROW_DEFAULT_MEMORY_POOL": "system",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+
+
+def _memfd(name: str, content: bytes) -> int:
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+    return fd
