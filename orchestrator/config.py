@@ -1,5 +1,6 @@
 """How a run is to be protected."""
 
+import math
 from dataclasses import dataclass
 
 from workers.errors import CallerError
@@ -42,14 +43,22 @@ class RecoveryConfig:
 
     def __post_init__(self) -> None:
         if self.save_every_steps is not None:
-            self._require("save_every_steps", self.save_every_steps >= 1, "a number of steps, at least 1, or None")
-        self._require("keep_last", self.keep_last >= 1, "at least 1")
+            self._require_whole("save_every_steps", 1, "a number of steps, at least 1, or None")
+        self._require_whole("keep_last", 1, "a whole number, at least 1")
         if self.max_failures is not None:
-            self._require("max_failures", self.max_failures >= 0, "at least 0, or None for no limit")
-        self._require("snapshot_slots", self.snapshot_slots >= 2, "at least 2: one is written while the other is kept")
-        self._require("memory_fraction_max", 0 < self.memory_fraction_max <= 1, "above 0 and at most 1")
+            self._require_whole("max_failures", 0, "a whole number, at least 0, or None for no limit")
+        self._require_whole(
+            "snapshot_slots", 2, "a whole number, at least 2: one snapshot is written while the other is kept"
+        )
+        fraction = self.memory_fraction_max
+        self._require(
+            "memory_fraction_max",
+            isinstance(fraction, int | float) and 0 < fraction <= 1,
+            "a number above 0 and at most 1",
+        )
         for name in ("save_timeout_seconds", "collective_timeout_seconds", "takeover_seconds"):
-            self._require(name, getattr(self, name) > 0, "above 0")
+            seconds = getattr(self, name)
+            self._require(name, isinstance(seconds, int | float) and 0 < seconds < math.inf, "a number above 0")
         for name in ("preload", "volatile"):
             value = getattr(self, name)
             self._require(
@@ -57,6 +66,16 @@ class RecoveryConfig:
                 isinstance(value, tuple) and all(isinstance(item, str) for item in value),
                 f"a tuple of strings, e.g. ({'my_package.model' if name == 'preload' else 'config.steps'!r},)",
             )
+
+        self._require(
+            "failpoints",
+            isinstance(self.failpoints, tuple) and all(isinstance(item, Arm) for item in self.failpoints),
+            "a tuple of workers.failpoint.Arm",
+        )
+
+    def _require_whole(self, name: str, least: int, wanted: str) -> None:
+        value = getattr(self, name)
+        self._require(name, isinstance(value, int) and not isinstance(value, bool) and value >= least, wanted)
 
     def _require(self, name: str, holds: bool, wanted: str) -> None:
         if not holds:

@@ -10,18 +10,18 @@ import logging
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator import recovery
 from orchestrator.archive import RunArchive
-from orchestrator.config import RecoveryConfig
 from orchestrator.decide import rendezvous as rv
 from orchestrator.decide.budget import FailureBudget, Stop
 from orchestrator.mailbox import Mailboxes
 from orchestrator.observe.ledger import Ledger
+from orchestrator.outcome import CoordinatorConfig, Outcome
 from orchestrator.reports import ReportSequence
+from orchestrator.roster import KeeperRoster
 from orchestrator.saves import Saves
 from workers import failpoint
 from workers.checkpoint.store import LocalStore
@@ -33,6 +33,7 @@ from workers.messages import (
     EndGeneration,
     Event,
     Finish,
+    GenerationDrained,
     KeeperJoined,
     KillRank,
     PersistFailed,
@@ -57,32 +58,16 @@ logger = logging.getLogger("lastgood")
 
 _SETTLE_SECONDS = 5.0
 _END_SECONDS = 5.0
-_KEEPERS_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorConfig:
-    run: str
-    driver: str
-    run_dir: Path
-    recovery: RecoveryConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How the run stands. `error` is None for a run that finished; `error_type` names a class of workers.errors."""
-
-    ended: bool
-    error: str | None = None
-    error_type: str = "TrainingFailed"
-    step: int = 0
-    generation: int = 0
-    metrics: dict[str, Any] = field(default_factory=dict)
-    checkpoint: str | None = None
+_DRAIN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Overdue:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class _DrainOverdue:
     generation: int
 
 
@@ -100,11 +85,12 @@ class Coordinator:
         self._mail = Mailboxes(config.driver)
         self._archive = RunArchive(LocalStore(config.run_dir))
         self._ledger = Ledger(config.run_dir / "ledger.jsonl")
+        current = recovery.current_generation(self._archive, config.driver)
+        self._resuming = current is not None
+        self._ledger.append("coordinator", driver=config.driver, resumed=self._resuming)
         failpoint.arm(config.recovery.failpoints, config.run_dir / "faults")
         self._budget = FailureBudget(config.recovery.max_failures, rng=random.Random())
-        current = recovery.current_generation(self._archive, config.driver)
-        self._rendezvous = rv.Rendezvous(generation=current or 0, resuming=current is not None)
-        self._resuming = current is not None
+        self._rendezvous = rv.Rendezvous(generation=current.number if current else 0, resuming=self._resuming)
         self._saves = Saves(
             run=config.run,
             archive=self._archive,
@@ -112,24 +98,22 @@ class Coordinator:
             keep_last=config.recovery.keep_last,
             rebuilding=self._resuming,
             post_to_rank_keeper=self._post_to_rank_keeper,
-            post_to_keepers=self._post_to_keepers,
+            post_to_keepers=lambda command: self._keepers.post_all(command),
             post_to_agents=self._post_to_agents,
             on_committed=self._committed,
         )
         self._reports = ReportSequence(self._mail.post)
-        self._keepers: dict[str, KeeperJoined] = {}
-        self._keepers_changed = asyncio.Event()
+        self._keepers = KeeperRoster(self._nodes, self._mail.post)
+        self._judging: rv.Failure | None = None
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
         self._worker: asyncio.Task[None] | None = None
-        self._outcome = Outcome(ended=False)
+        self._outcome = recovery.replay(self._ledger.path, config.driver, self._budget)
         self._checkpoint: str | None = None
         self._committed_step: int | None = None
         self._restore_order: RestoreOrder | None = None
         self._restore_failed: str | None = None
         self._loss: float | None = None
-        if self._resuming:
-            recovery.replay(self._ledger.path, config.driver, self._budget)
-        self._ledger.append("coordinator", driver=config.driver, resumed=self._resuming)
+        self._saves.restoring = current.parent if current else None
 
     # ------------------------------------------------------------ what members call
 
@@ -154,17 +138,11 @@ class Coordinator:
 
     async def keepers_wanted(self, have: Sequence[str]) -> list[str]:
         """The nodes that need a keeper and have none; waits a while for there to be some."""
-        deadline = time.monotonic() + _KEEPERS_SECONDS
-        while True:
-            wanted = sorted({member.joined.node for member in self._rendezvous.members.values()} - set(have))
-            remaining = deadline - time.monotonic()
-            if wanted or remaining <= 0:
-                return wanted
-            self._keepers_changed.clear()
-            try:
-                await asyncio.wait_for(self._keepers_changed.wait(), remaining)
-            except TimeoutError:
-                continue
+        return await self._keepers.wanted(have)
+
+    async def keeper_failed(self, node: str, problem: str) -> None:
+        """A keeper could not even start."""
+        self._stop(f"the keeper of node {node} could not be started: {problem}", "EnvironmentProblem")
 
     async def outcome(self) -> Outcome:
         return self._outcome
@@ -187,7 +165,7 @@ class Coordinator:
                 }
                 for rank, member in sorted(members.items())
             ],
-            "keepers": [{"node_id": node, "pid": keeper.pid} for node, keeper in sorted(self._keepers.items())],
+            "keepers": [{"node_id": keeper.node, "pid": keeper.pid} for keeper in self._keepers.all()],
         }
 
     # ------------------------------------------------------------ events
@@ -252,6 +230,13 @@ class Coordinator:
                 self._saves.persisted(event)
             case PersistFailed():
                 self._saves.persist_failed(event)
+            case GenerationDrained():
+                if self._keepers.drained(event.keeper):
+                    await self._judge()
+            case _DrainOverdue():
+                if self._judging is not None and self._judging.generation == event.generation:
+                    self._keepers.drained(None)
+                    await self._judge()
             case _Overdue():
                 if event.generation == rendezvous.generation:
                     await self._carry_out(rendezvous.overdue(time.time()))
@@ -266,21 +251,19 @@ class Coordinator:
             self._mail.retire(agent)
         self._reports.joined(event, new_group=event.group != group)
         self._ledger.append("agent", agent=event.agent, rank=event.rank, pid=event.pid, node=event.node)
-        self._keepers_changed.set()
+        self._keepers.nodes_changed()
         await self._carry_out(decisions)
         self._resume_saves()
         if self._outcome.ended:
             self._mail.post(event.agent, Finish(last_report=self._reports.last))
 
     async def _keeper_joined(self, event: KeeperJoined) -> None:
-        known = self._keepers.get(event.node)
-        self._keepers[event.node] = event
+        replaces_another = self._keepers.joined(event)
         self._ledger.append("keeper", node=event.node, pid=event.pid)
         if event.problem is not None:
             self._stop(event.problem, "EnvironmentProblem")
             return
-        if known is not None and known.pid != event.pid:
-            self._mail.retire(known.keeper) if known.keeper != event.keeper else None
+        if replaces_another:
             self._saves.keeper_lost(self._ranks_on(event.node))
         self._resume_saves()
         if self._rendezvous.phase is rv.Phase.CREATING:
@@ -288,11 +271,9 @@ class Coordinator:
 
     def _resume_saves(self) -> None:
         """After a restart: once agents and keepers are back, take over the saves that were under way."""
-        if self._resuming and not self._rendezvous.resuming and self._keepers_complete():
+        if self._resuming and not self._rendezvous.resuming and self._keepers.complete():
             self._resuming = False
-            self._saves.rebuild(
-                self._archive.scan().generations, len(self._rendezvous.members), list(self._keepers.values())
-            )
+            self._saves.rebuild(self._archive.scan().generations, len(self._rendezvous.members), self._keepers.all())
 
     def _progressed(self, event: RankProgress) -> None:
         self._rendezvous.progressed(event.agent, event.generation, event.step)
@@ -319,18 +300,18 @@ class Coordinator:
                 case rv.EndRanks():
                     self._end_ranks(decision)
                 case rv.Judge():
-                    await self._judge(decision.failure)
+                    self._drain(decision.failure)
                 case rv.AllFinished():
                     self._finish(decision)
 
     async def _create_generation(self, reason: str) -> None:
-        if not self._keepers_complete():
+        if not self._keepers.complete():
             return  # the last keeper's joining brings us here again
         created = await asyncio.to_thread(
             recovery.create_generation,
             self._archive,
             run_dir=self._config.run_dir,
-            committed=recovery.committed_names(self._ledger.path),
+            committed=frozenset(self._saves.committed),
             driver=self._config.driver,
             reason=reason,
             world_size=len(self._rendezvous.members),
@@ -380,9 +361,18 @@ class Coordinator:
             self._mail.post(agent, KillRank(generation=decision.generation))
         asyncio.get_running_loop().call_later(_END_SECONDS, self._put, _Overdue(decision.generation))
 
-    async def _judge(self, failure: rv.Failure) -> None:
-        """A generation is over: write down why, and go on or stop."""
-        self._post_to_keepers(EndGeneration(generation=failure.generation))
+    def _drain(self, failure: rv.Failure) -> None:
+        """A generation is over: first let the keepers take in what its ranks had still told them."""
+        self._judging = failure
+        self._keepers.await_drained()
+        self._keepers.post_all(EndGeneration(generation=failure.generation))
+        asyncio.get_running_loop().call_later(_DRAIN_SECONDS, self._put, _DrainOverdue(failure.generation))
+
+    async def _judge(self) -> None:
+        """Write down why the generation ended, and go on or stop."""
+        failure, self._judging = self._judging, None
+        if failure is None:
+            return
         self._ledger.append("failure", **recovery.describe(failure), restore_failed=self._restore_failed)
         self._saves.generation_ended(failure.generation)
         error = failure.first.error
@@ -445,19 +435,14 @@ class Coordinator:
     def _ranks_on(self, node: str) -> list[int]:
         return [rank for rank, member in self._rendezvous.members.items() if member.joined.node == node]
 
-    def _keepers_complete(self) -> bool:
-        return all(member.joined.node in self._keepers for member in self._rendezvous.members.values())
+    def _nodes(self) -> set[str]:
+        return {member.joined.node for member in self._rendezvous.members.values()}
 
     def _post_to_agents(self, command: Command) -> None:
         for member in self._rendezvous.members.values():
             self._mail.post(member.joined.agent, command)
 
-    def _post_to_keepers(self, command: Command) -> None:
-        for keeper in self._keepers.values():
-            self._mail.post(keeper.keeper, command)
-
     def _post_to_rank_keeper(self, rank: int, command: Command) -> None:
         member = self._rendezvous.members.get(rank)
-        keeper = self._keepers.get(member.joined.node) if member else None
-        if keeper is not None:
-            self._mail.post(keeper.keeper, command)
+        if member is not None:
+            self._keepers.post_to_node(member.joined.node, command)

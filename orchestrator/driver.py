@@ -19,7 +19,8 @@ from packaging.specifiers import SpecifierSet
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.coordinator import Coordinator, CoordinatorConfig, Outcome
+from orchestrator.coordinator import Coordinator
+from orchestrator.outcome import CoordinatorConfig, Outcome
 from workers.errors import EnvironmentProblem
 from workers.link import NAMESPACE
 

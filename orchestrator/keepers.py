@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator import driver
@@ -60,7 +60,7 @@ class KeeperFleet:
             max_concurrency=8,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
         )
-        keeper = actor.remote(
+        keeper: Any = actor.remote(
             run=self._identity.run,
             driver=self._identity.driver,
             node=node,
@@ -70,3 +70,8 @@ class KeeperFleet:
             takeover_seconds=self._takeover_seconds,
         )
         self._keepers[node] = keeper
+        try:
+            ray.get(keeper.pid.remote())
+        except ActorDiedError as error:
+            # One that dies later is restarted; one whose constructor fails would leave the run waiting in silence.
+            ray.get(self._coordinator.keeper_failed.remote(node, str(error)))

@@ -14,6 +14,7 @@ from orchestrator.decide.budget import FailureBudget
 from orchestrator.decide.lineage import GenerationRecord
 from orchestrator.decide.rendezvous import Cause, Failure
 from orchestrator.observe.ledger import read_ledger
+from orchestrator.outcome import Outcome
 
 logger = logging.getLogger("lastgood")
 
@@ -30,10 +31,10 @@ class Created:
     quarantined: Mapping[str, str]
 
 
-def current_generation(archive: RunArchive, driver: str) -> int | None:
+def current_generation(archive: RunArchive, driver: str) -> GenerationRecord | None:
     """The highest generation, if this driver created it: then the coordinator was restarted in the middle of a run."""
     highest = lineage.current(archive.scan(manifests=False).generations)
-    return highest.number if highest is not None and highest.driver == driver else None
+    return highest if highest is not None and highest.driver == driver else None
 
 
 def create_generation(
@@ -75,25 +76,15 @@ def create_generation(
     raise LineageMoved(f"the lineage in {run_dir} moved {_TRIES_MAX} times in a row: another driver is at work")
 
 
-def committed_names(ledger: Path) -> set[str]:
-    """The checkpoints that were committed and not deleted since, as far as the ledger knows."""
-    names: set[str] = set()
-    for entry in read_ledger(ledger):
-        if entry["kind"] == "commit":
-            names.add(entry["checkpoint"])
-        elif entry["kind"] == "deleted":
-            names.discard(entry["checkpoint"])
-    return names
-
-
 def newest_checkpoint(archive: RunArchive) -> str | None:
     scan = archive.scan()
     newest = lineage.newest(scan.generations, scan.checkpoints)
     return newest.name if newest else None
 
 
-def replay(ledger: Path, driver: str, budget: FailureBudget) -> None:
-    """Tell the budget what this driver's ledger says happened before the coordinator was restarted."""
+def replay(ledger: Path, driver: str, budget: FailureBudget) -> Outcome:
+    """Tell the budget what the ledger says happened to this driver before a restart; returns how the run stands."""
+    outcome = Outcome(ended=False)
     mine = False
     for entry in read_ledger(ledger):
         if entry["kind"] == "coordinator":
@@ -107,6 +98,9 @@ def replay(ledger: Path, driver: str, budget: FailureBudget) -> None:
                 budget.committed(entry["step"])
             case "failure" if entry["restore_failed"] is None:
                 budget.failure(entry["cause"], max(entry["step"], 0))
+            case "stopped":
+                outcome = Outcome(ended=True, error=entry["reason"], error_type=entry["error_type"])
+    return outcome
 
 
 def describe(failure: Failure) -> dict[str, Any]:

@@ -8,13 +8,14 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 
-from orchestrator.archive import Fenced, RunArchive
+from orchestrator.archive import RunArchive
 from orchestrator.decide import retention
 from orchestrator.decide.commit import Abandon, Commit, CommitMachine, Decision, Persist, Release, Skip
 from orchestrator.decide.lineage import GenerationRecord
-from orchestrator.observe.ledger import Ledger
+from orchestrator.observe.ledger import Ledger, committed_checkpoints, read_ledger
 from workers import failpoint
 from workers.checkpoint.manifest import Manifest, checkpoint_name
+from workers.errors import LastgoodError
 from workers.messages import (
     Command,
     KeeperJoined,
@@ -60,8 +61,10 @@ class Saves:
         self._world_size = 0
         self._generation = 0
         self._idle = asyncio.Event()
+        self._cleaning = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
+        self.committed: set[str] = set(committed_checkpoints(read_ledger(ledger.path)))
         self.restoring: str | None = None
 
     # ------------------------------------------------------------ events
@@ -125,7 +128,7 @@ class Saves:
     ) -> None:
         """After the coordinator's restart, when all keepers are back: what they hold, and what lies on disk."""
         self.generation_started(generations, world_size)
-        for manifest in self._archive.scan().manifests:
+        for manifest in self._archive.scan(manifests=False).checkpoints:
             self._carry_out(self._machine.committed(manifest.generation, manifest.step, manifest.attempt, at=_now()))
         for keeper in keepers:
             for held in keeper.snapshots:
@@ -214,7 +217,7 @@ class Saves:
         )
         try:
             await asyncio.to_thread(self._archive.commit, manifest, my_generation=self._generation)
-        except Fenced as error:
+        except LastgoodError as error:
             self._carry_out(self._machine.commit_failed(**key, error=str(error), transient=False, at=_now()))
             return
         except OSError as error:
@@ -233,14 +236,19 @@ class Saves:
             verify_seconds=max(receipt.verify_seconds for receipt in receipts.values()),
             commit_seconds=time.time() - snapshot_at,
         )
+        self.committed.add(manifest.name)
         self._carry_out(self._machine.committed(**key, at=_now()))
         self._tell_outcome(decision.generation, decision.step, "")
         self._on_committed(decision.step, decision.generation, manifest.name)
-        await asyncio.to_thread(self._clean_up)
+        async with self._cleaning:  # two at once would trip over each other in the trash
+            await asyncio.to_thread(self._clean_up)
 
     def _clean_up(self) -> None:
-        scan = self._archive.scan()
+        if not self._archive.empty_trash(my_generation=self._generation):
+            return
         protected = set(self._machine.in_flight) | ({self.restoring} if self.restoring else set())
+        # By the ledger's word a checkpoint whose manifest is gone is damaged, and no orphan that may be deleted.
+        scan = self._archive.scan(self.committed, manifests=False)
         for delete in retention.expired(
             generations=scan.generations,
             checkpoints=scan.checkpoints,
@@ -252,6 +260,7 @@ class Saves:
         ):
             if not self._archive.delete(delete.name, my_generation=self._generation):
                 return
+            self.committed.discard(delete.name)
             self._ledger.append("deleted", checkpoint=delete.name, reason=delete.reason)
 
     # ------------------------------------------------------------ small things

@@ -20,8 +20,8 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from orchestrator import driver
 from orchestrator.config import RecoveryConfig
-from orchestrator.coordinator import CoordinatorConfig, Outcome
 from orchestrator.keepers import KeeperFleet
+from orchestrator.outcome import CoordinatorConfig, Outcome
 from workers import errors
 from workers.agent import AgentConfig, agent_main
 from workers.errors import CallerError, EnvironmentProblem, LastgoodError, TrainingFailed

@@ -17,10 +17,10 @@ _POLL_SECONDS = 0.05
 
 
 class GroupRecord:
-    def __init__(self, run: str, driver: str) -> None:
+    def __init__(self, run: str, driver: str, node: str) -> None:
         self._dir = processes.node_dir(run)
         self._driver = driver
-        self._path = self._dir / f"{driver}.groups"
+        self._path = self._dir / f"{driver}-{node}.groups"  # several of Ray's nodes may share a machine
         self._groups: dict[int, tuple[ProcessId, int]] = {}
         for leader, generation in _read(self._path):
             self._groups[leader.pid] = (leader, generation)
@@ -42,7 +42,7 @@ class GroupRecord:
     def end_predecessors(self, timeout_seconds: float) -> list[int]:
         """End what earlier drivers left on this node; the pids of those that would not go in time."""
         for path in self._dir.glob("*.groups"):
-            if path != self._path:
+            if not path.stem.startswith(self._driver):
                 for leader, _ in _read(path):
                     processes.kill_leftover_group(leader)
                 path.unlink(missing_ok=True)

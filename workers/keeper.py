@@ -7,9 +7,11 @@ again, receipts that were not taken are found again by writing the next attempt)
 introduces itself again with what it holds).
 """
 
+import contextlib
 import errno
 import logging
 import os
+import socket
 import threading
 import time
 from dataclasses import dataclass, field
@@ -25,6 +27,7 @@ from workers.link import Link
 from workers.messages import (
     Command,
     EndGeneration,
+    GenerationDrained,
     HeldSnapshot,
     KeeperJoined,
     PersistFailed,
@@ -40,6 +43,7 @@ logger = logging.getLogger("lastgood")
 
 _LOST_AFTER_SECONDS = 60.0
 _OUTCOMES_KEPT = 64
+_DRAIN_SECONDS = 0.5
 # What more tries cannot mend: a full or read-only file system stays so for longer than a save waits.
 _LASTING_ERRORS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
 
@@ -82,8 +86,9 @@ class Keeper:
         self._ranks: dict[int, _RankMemory] = {}
         self._outcomes: dict[PersistOrder, ShardPersisted | PersistFailed | None] = {}
         self._releases: dict[int, ReleaseOrder] = {}
+        self._readers: dict[threading.Thread, int] = {}
         self._lock = threading.RLock()
-        self._groups = GroupRecord(run, driver)
+        self._groups = GroupRecord(run, driver, node)
         self._predecessors = self._groups.end_predecessors(takeover_seconds)
         failpoint.arm(failpoints, Path(run_dir) / "faults")
         self._listener = listen(keeper_address(run, driver, node))
@@ -106,6 +111,8 @@ class Keeper:
     def close(self) -> None:
         """The run is over: forget the node's records, so that nothing is left behind."""
         self._link.close()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # closing alone would not wake the thread that accepts
         self._listener.close()
         self._groups.kill_up_to(None)
         self._groups.remove()
@@ -133,6 +140,7 @@ class Keeper:
                 channel.close()
                 return
             memory.pid, memory.generation = hello["pid"], generation
+            self._readers[threading.current_thread()] = generation
             self._groups.record(hello["pid"], generation)
             for slot in memory.slots:
                 if slot.state is SlotState.WRITING:
@@ -145,6 +153,8 @@ class Keeper:
             logger.warning("lastgood: rank %d's connection broke: %s", rank, error)
         finally:
             channel.close()
+            with self._lock:
+                self._readers.pop(threading.current_thread(), None)
 
     def _from_rank(
         self, rank: int, generation: int, memory: _RankMemory, message: dict[str, object], fds: list[int]
@@ -177,8 +187,12 @@ class Keeper:
         """Take over the slots that a rank made, or that it had from a keeper that died; tell of what they hold."""
         with self._lock:
             # A slot that is being written to disk is dropped when that is done.
-            memory.retired = [slot for slot in memory.retired + memory.slots if slot.state is SlotState.HELD]
+            replaced = memory.retired + memory.slots
+            memory.retired = [slot for slot in replaced if slot.state is SlotState.HELD]
             memory.slots = slots
+            for slot in replaced:
+                if slot not in memory.retired:
+                    slot.close()
             for slot in slots:
                 slot.resume()  # HELD by a keeper that is dead: nobody is writing it now
             held = [slot for slot in slots if slot.state is SlotState.COMPLETE]
@@ -231,7 +245,16 @@ class Keeper:
             case ReleaseOrder():
                 self._release(command)
             case EndGeneration():
-                self._groups.kill_up_to(command.generation)
+                self._end_generation(command.generation)
+
+    def _end_generation(self, generation: int) -> None:
+        """Kill what is left of its ranks, then read their connections to the end: their last snapshots count."""
+        self._groups.kill_up_to(generation)
+        with self._lock:
+            readers = [reader for reader, owner in self._readers.items() if owner <= generation]
+        for reader in readers:
+            reader.join(_DRAIN_SECONDS)
+        self._link.tell(GenerationDrained(keeper=self._name, generation=generation))
 
     def _coordinator_lost(self, reason: str) -> None:
         logger.error("lastgood: keeper of node %s ends: %s", self._node, reason)

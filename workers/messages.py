@@ -265,6 +265,14 @@ class PersistFailed:
     transient: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationDrained:
+    """The ranks of generations up to this one are gone, and all that they had told this keeper has been passed on."""
+
+    keeper: str
+    generation: int
+
+
 # ---------------------------------------------------------------- to keepers
 
 
@@ -309,7 +317,7 @@ AgentEvent = (
     | AgentFailed
     | Reported
 )
-KeeperEvent = KeeperJoined | Snapshotted | SnapshotSkipped | ShardPersisted | PersistFailed
+KeeperEvent = KeeperJoined | Snapshotted | SnapshotSkipped | ShardPersisted | PersistFailed | GenerationDrained
 Event = AgentEvent | KeeperEvent
 Command = StartRank | KillRank | SaveOutcome | Report | Finish | PersistOrder | ReleaseOrder | EndGeneration
 Standing = Literal["member", "unknown", "stale"]

@@ -1,9 +1,10 @@
 """What the user's loop sees: track what has to survive, restore it, mark the end of each step.
 
 Invariants: a save holds exactly the state at a step boundary (after optimizer and scheduler stepped, gradients
-cleared); all ranks decide on saves from the step alone, so no collective is needed and none can hang; a batch counts
-as consumed when it was handed to the loop; an error in saving never ends training unless the user asked to wait for
-that save.
+cleared); it is taken when the loop asks for the next batch, or returns, so that what the loop's body does after the
+boundary (a break, a validation) is never skipped by a restore; all ranks decide on saves from the step alone, so no
+collective is needed and none can hang; a batch counts as consumed when it was handed to the loop; an error in saving
+never ends training unless the user asked to wait for that save.
 """
 
 import errno
@@ -12,6 +13,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,20 +21,19 @@ import torch
 from workers import failpoint
 from workers.checkpoint.reader import CheckpointReader
 from workers.checkpoint.store import LocalStore
+from workers.checkpoint.tensors import CapturedState
 from workers.data.journal import SampleJournal
 from workers.data.loader import ShardedLoader
 from workers.errors import CallerError, CheckpointDamaged
 from workers.heartbeat import HeartbeatPage
 from workers.orders import RankOrders
-from workers.snapshots import SnapshotWriter
-from workers.state.identity import Identity, capture_identity, check_identity
+from workers.saving import Saver
+from workers.state.identity import Identity, capture_identity, check_identity, compare
 from workers.state.training import Progress, TrainingState
 from workers.wire import Channel
 
 logger = logging.getLogger("lastgood")
 
-_NOTICE_SECONDS = 0.05
-_SAVE_ATTEMPTS = 4
 # What a device or a missing file says of one checkpoint; other errors (permissions, a lost mount) speak of the storage.
 _DAMAGE_ERRORS = {errno.EIO, errno.ENOENT, errno.EUCLEAN}
 
@@ -73,13 +74,12 @@ class Session:
         self._tracked = False
         self._restored = False
         self._in_accumulation = False
-        self._snapshot_step = -1
-        self._snapshots = SnapshotWriter(orders)
+        self._save_due = False
+        self._saver = Saver(orders, agent=agent, page=page)
         self._store = LocalStore(orders.run_dir)
         self._loader: ShardedLoader | None = None
         self._journal: SampleJournal | None = None
         self._identity: Identity | None = None
-        self._outcomes: dict[int, tuple[bool, str]] = {}
         self._metrics: dict[str, Any] = {}
         self._step_started = time.monotonic()
         self._first_step_told = False
@@ -142,9 +142,16 @@ class Session:
         data = objects.get("data")
         if isinstance(data, ShardedLoader):
             self._loader = data
+            data.between_batches = self._save_if_due
             if self._orders.record_samples:
-                name = f"samples/g{self.generation:04d}-rank-{self.rank:05d}.jsonl"
-                self._journal = SampleJournal(self._orders.run_dir / name)
+                self._open_journal()
+
+    def _open_journal(self) -> None:
+        name = f"samples/g{self.generation:04d}-rank-{self.rank:05d}.jsonl"
+        try:
+            self._journal = SampleJournal(self._orders.run_dir / name)
+        except OSError as error:
+            logger.warning("rank %d: consumed samples are not recorded, %s: %s", self.rank, name, error)
 
     def restore(self, allow: Iterable[str] = ()) -> bool:
         """Continue from the checkpoint that the coordinator chose; False on a fresh start.
@@ -164,7 +171,7 @@ class Session:
             threads=torch.get_num_threads(),
             mesh=self._state.mesh(),
         )
-        self._snapshots.check_memory(self._state)
+        self._saver.check_memory(self._state)
         order = self._orders.restore
         if order is not None:
             self._restore_from(order.checkpoint, tuple(allow))
@@ -196,6 +203,8 @@ class Session:
                 raise CheckpointDamaged(f"{checkpoint} cannot be read: {error}") from error
             raise
         self._progress = Progress.from_document(document["progress"])
+        if self._progress.finished:
+            self._end_if_nothing_changed(document["identity"])
         failpoint.hit("restore.apply", **context)
         saved = document["certificate"]
         if self._loader is None:
@@ -203,6 +212,16 @@ class Session:
         else:
             self._loader.before_first_batch = lambda: self._state.check_certificate(saved)
         failpoint.hit("restore.done", **context)
+
+    def _end_if_nothing_changed(self, saved_identity: dict[str, Any]) -> None:
+        """The saved loop had returned: with the same configuration it would do no further step now either."""
+        identity = self._identity
+        assert identity is not None
+        same = not any(one.field.split(".")[0] == "config" for one in compare(saved_identity, identity.document))
+        if same and self._loader is not None:
+            logger.info("rank %d: the run had finished at step %d", self.rank, self.step)
+            self._loader.ended = True
+        self._progress = replace(self._progress, finished=False)
 
     # ------------------------------------------------------------ training
 
@@ -227,10 +246,12 @@ class Session:
         if not self._first_step_told:
             self._first_step_told = True
             self._agent.send("first_step", step=self.step, at=time.time())
-        self._take_notices()
+        self._saver.take_notices(self.step)
         every = self._orders.save_every_steps
-        if every is not None and self.step % every == 0:
-            self._snapshot()
+        # Not lost when the loop takes several steps with one batch: it is saved before the next batch all the same.
+        self._save_due = self._save_due or (every is not None and self.step % every == 0)
+        if self._loader is None:
+            self._save_if_due()
         failpoint.hit("step.begin", **{**context, "step": self.step + 1})
 
     def _advance(self, tokens: int) -> None:
@@ -260,19 +281,39 @@ class Session:
             logger.warning("rank %d: the sample journal cannot be written: %s", self.rank, error)
 
     def save_now(self, *, wait: bool = False) -> bool:
-        """Save the state of the last finished step, on all ranks alike; call it at a step boundary.
+        """Save the state of the last finished step, on all ranks alike; call it right after `end_step`.
 
-        With `wait`, returns once the save is committed, and False if it was given up for good; else returns at once.
+        With `wait`, it is saved now; returns once that is committed, and False if it was given up for good. Without,
+        it is saved when the loop asks for its next batch.
         """
         self._require_tracked("save_now")
         if self._in_accumulation:
             raise CallerError(
                 "session.save_now() was called between micro steps; call it right after session.end_step()"
             )
-        deadline = time.monotonic() + self._orders.save_timeout_seconds
-        if self._snapshot_step != self.step:
-            self._snapshot(deadline)
-        return self._await_commit(deadline) if wait else True
+        self._save_due = True
+        if wait:
+            return self._save_and_wait()
+        if self._loader is None:
+            self._save_if_due()
+        return True
+
+    def _save_if_due(self) -> None:
+        if self._save_due and not self._in_accumulation:
+            self._save_due = False
+            self._saver.save(self._capture, step=self.step)
+            self._step_started = time.monotonic()
+
+    def _save_and_wait(self) -> bool:
+        self._save_due = False
+        committed = self._saver.save_and_wait(self._capture, step=self.step)
+        self._step_started = time.monotonic()
+        return committed
+
+    def _capture(self) -> CapturedState:
+        identity = self._identity
+        assert identity is not None
+        return self._state.capture(progress=self._progress, identity=identity)
 
     def report(self, metrics: dict[str, Any]) -> None:
         """Report metrics to Ray Train. The values of rank 0 count; those reported while Ray is still busy are
@@ -283,78 +324,35 @@ class Session:
     def finish(self) -> None:
         """The loop has returned: save what is not saved yet and wait until it is committed."""
         self._page.beat(phase="finishing")
-        if not self._tracked:
+        missing = self._uncalled()
+        if missing is not None:
             logger.warning(
-                "rank %d: the loop never called session.track(): it ran unprotected, a failure would have restarted it "
+                "rank %d: the loop never called session.%s(): it ran unprotected, a failure would have restarted it "
                 "from the beginning",
                 self.rank,
+                missing,
             )
-        elif self._orders.save_at_end and self.step > 0 and not self._in_accumulation:
+        elif self._orders.save_at_end and not self._in_accumulation:
             self._commit_last_step()
         if self._loader is not None:
             self._loader.close()
-        self._agent.send("finished", step=self.step, metrics=self._metrics, protected=self._tracked)
+        self._agent.send("finished", step=self.step, metrics=self._metrics, protected=missing is None)
+
+    def _uncalled(self) -> str | None:
+        """The first call without which nothing was saved, None if the loop made them all."""
+        if not self._tracked:
+            return "track"
+        if not self._restored:
+            return "restore"
+        return "end_step" if self.step == 0 else None
 
     def _commit_last_step(self) -> None:
         order = self._orders.restore
         if order is not None and order.step == self.step:
             return
-        if not self.save_now(wait=True):
+        self._progress = replace(self._progress, finished=True)
+        if not self._save_and_wait():
             logger.error("rank %d: the last step, %d, could not be saved", self.rank, self.step)
-
-    # ------------------------------------------------------------ saving
-
-    def _snapshot(self, deadline: float | None = None) -> None:
-        """Take a snapshot if a slot is free; with a deadline, wait for one, and for a keeper that is restarted."""
-        identity = self._identity
-        assert identity is not None
-        self._page.beat(phase="saving")
-        while True:
-            taken = self._snapshots.take(
-                lambda: self._state.capture(progress=self._progress, identity=identity),
-                step=self.step,
-                wait_seconds=0.0 if deadline is None else max(0.0, deadline - time.monotonic()),
-            )
-            if taken or deadline is None or time.monotonic() >= deadline:
-                break
-            time.sleep(_NOTICE_SECONDS)
-        if taken:
-            self._snapshot_step = self.step
-        self._page.beat(phase="training")
-        self._step_started = time.monotonic()
-
-    def _await_commit(self, deadline: float) -> bool:
-        """Wait for the commit of this step; a save that was given up is taken again, which all ranks do alike."""
-        for attempts_left in reversed(range(_SAVE_ATTEMPTS)):
-            while self.step not in self._outcomes:
-                self._take_notices(_NOTICE_SECONDS)
-                if time.monotonic() > deadline:
-                    logger.error("rank %d: no word on the save of step %d in time", self.rank, self.step)
-                    return False
-            committed, reason = self._outcomes.pop(self.step)
-            if committed:
-                return True
-            logger.warning("rank %d: the save of step %d was given up: %s", self.rank, self.step, reason)
-            if attempts_left:
-                self._snapshot(deadline)
-        return False
-
-    def _take_notices(self, wait_seconds: float = 0.0) -> None:
-        """Read what the agent has sent, and give the slots to a keeper that has come back."""
-        self._snapshots.reconnect_if_lost()
-        while True:
-            try:
-                message = self._agent.receive(wait_seconds)
-            except TimeoutError:
-                return
-            if message is None:
-                return
-            wait_seconds = 0.0
-            notice = message[0]
-            if notice["kind"] == "save_outcome":
-                self._outcomes[notice["step"]] = (notice["committed"], notice["reason"])
-                for step in [known for known in self._outcomes if known < self.step]:
-                    del self._outcomes[step]
 
     def _require_tracked(self, method: str) -> None:
         if not self._tracked:

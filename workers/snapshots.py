@@ -42,7 +42,7 @@ class SnapshotWriter:
         needed = max(0, image_bytes * orders.snapshot_slots - held) * orders.local_world_size
         memory = psutil.virtual_memory()
         available = int(memory.available - (1 - orders.memory_fraction_max) * memory.total)
-        if needed > available:
+        if needed > max(available, 0):
             raise EnvironmentProblem(
                 f"the snapshots need {needed / 2**20:,.0f} MiB on this node ({orders.snapshot_slots} slots x "
                 f"{image_bytes / 2**20:,.0f} MiB x {orders.local_world_size} ranks), but only "

@@ -43,7 +43,10 @@ def preload(modules: tuple[str, ...]) -> str | None:
         try:
             importlib.import_module(name)
         except Exception as error:
-            return f"preload module {name!r} cannot be imported: {type(error).__name__}: {error}"
+            return (
+                f"preload module {name!r} cannot be imported ({type(error).__name__}: {error}); "
+                f"correct RecoveryConfig.preload, or install it on every node"
+            )
         threads = len(os.listdir("/proc/self/task"))
         if threads > 1:
             return (

@@ -8,11 +8,14 @@ old one as a whole); the coordinator was restarted in between (agents say what t
 generation goes on).
 """
 
+import signal
 from dataclasses import dataclass, field
 from enum import Enum
 
 from workers.messages import AgentJoined, RankError, RankExited, RankFinished
 from workers.processes import ProcessId
+
+_REAP_SECONDS = 1.0
 
 
 class Phase(Enum):
@@ -283,7 +286,7 @@ class Rendezvous:
         if any(member.generation is not None for member in self.members.values()):
             return []
         self.phase = Phase.JUDGING
-        causes = sorted(self._causes, key=lambda cause: cause.at)
+        causes = sorted(self._causes, key=_earliest)
         if not causes:
             causes = [Cause(rank=-1, kind="unknown", exit_code=None, at=0.0)]
         return [
@@ -304,6 +307,13 @@ class Rendezvous:
             return []
         self.phase = Phase.FINISHED
         return [AllFinished(generation=self.generation, finished=first)]
+
+
+def _earliest(cause: Cause) -> float:
+    """When it began, as far as can be told: a killed process is reaped only after its memory is given back."""
+    sudden = cause.exit_code is not None and cause.exit_code < 0 and cause.error is None
+    # SIGABRT is how a library gives up, often because a peer is gone; nobody else's failure sends the other signals.
+    return cause.at - _REAP_SECONDS if sudden and cause.exit_code != -signal.SIGABRT else cause.at
 
 
 def _cause_of(rank: int, event: RankExited) -> Cause:

@@ -4,7 +4,9 @@ Invariants:
 - The newest `keep_last` checkpoints on the lineage that nothing speaks against stay, and so does everything that is
   being restored or written. Until that many exist, no committed checkpoint is deleted.
 - A quarantined checkpoint stays where it is: it is evidence, and it does not count as one of those kept.
-- Nothing at all is deleted before something newer is committed, and nothing of a generation above one's own ever.
+- The leftover of a save goes only once something newer is committed. So a save that began, or was even committed,
+  while the directory was looked at is safe, whatever the caller knows of it.
+- Nothing of a generation above one's own ever goes.
 
 What is returned are candidates: whoever deletes must look for a higher generation again (see orchestrator.archive).
 """
@@ -47,7 +49,10 @@ def expired(
     if not verified:
         return ()
     untouchable = {*rejected, *protected}
-    candidates = [(orphan, "its save was never completed") for orphan in orphans]
+    newest = (verified[0].generation, verified[0].step)
+    candidates = [
+        (orphan, "its save was never completed") for orphan in orphans if (orphan.generation, orphan.step) <= newest
+    ]
     if len(verified) >= keep_last:
         floor = verified[keep_last - 1]
         candidates += [(checkpoint, f"older than the newest {keep_last}") for checkpoint in verified[keep_last:]]

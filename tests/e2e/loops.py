@@ -45,7 +45,7 @@ def train_loop(config: dict[str, Any]) -> None:
     model, optimizer, scheduler = build(config, session.rank)
     data = session.data_loader(Points(), global_batch_size=32, seed=3, num_workers=2)
     session.track(model=model, optimizer=optimizer, scheduler=scheduler, data=data)
-    session.restore(allow=["config.steps"])
+    session.restore(allow=["config.steps", "config.pace_seconds"])
     for batch in data:
         loss = (model(batch) - batch).square().mean()
         loss.backward()

@@ -11,6 +11,7 @@ import pytest
 import ray
 from harness import entries
 
+from orchestrator.driver import run_id
 from workers import processes
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -49,7 +50,7 @@ def test_a_second_driver_adopts_the_run_of_one_that_was_killed(
     assert restored["restored_step"] >= 2 * harness.SAVE_EVERY
     assert result.generation == 2
     harness.assert_equal_runs(result.run_dir, reference)
-    assert not list(processes.node_dir("x").parent.glob("*/*.lock")), "locks were left behind"
+    assert not (processes.node_dir("x").parent / run_id(run_dir)).exists(), "locks were left behind"
 
 
 def test_a_finished_run_that_is_started_again_trains_no_further(tmp_path: Path) -> None:

@@ -33,27 +33,27 @@ def open_files(pid: int) -> dict[str, int]:
 def measure(status: dict[str, Any]) -> dict[str, Any]:
     agents = [rank["agent_pid"] for rank in status["ranks"]]
     keepers = [keeper["pid"] for keeper in status["keepers"]]
-    zygotes = [child for pid in agents for child in psutil.Process(pid).children() if "zygote" in " ".join(child.cmdline())]
+    zygotes = [
+        child for pid in agents for child in psutil.Process(pid).children() if "zygote" in " ".join(child.cmdline())
+    ]
     pids = agents + keepers + [zygote.pid for zygote in zygotes]
     return {
         "descriptors": {pid: sum(open_files(pid).values()) for pid in pids},
         "memfds": {pid: open_files(pid).get("/memfd", 0) for pid in pids},
-        "memory": {pid: psutil.Process(pid).memory_info().rss - psutil.Process(pid).memory_info().shared for pid in pids},
+        "memory": {
+            pid: psutil.Process(pid).memory_info().rss - psutil.Process(pid).memory_info().shared for pid in pids
+        },
         "children": sum(len(psutil.Process(pid).children(recursive=True)) for pid in agents),
     }
 
 
-def test_fifty_generations_leave_no_process_descriptor_memfd_or_memory_behind(
-    tmp_path: Path, reference: Path
-) -> None:
+def test_fifty_generations_leave_no_process_descriptor_memfd_or_memory_behind(tmp_path: Path, reference: Path) -> None:
     # One kill a generation, of alternating ranks, each after at least one more step than the one before.
     arms = [
         Arm(id=f"kill-{n:02d}", point="step.end", when={"rank": n % 2, "generation": n, "step_min": n})
         for n in range(1, GENERATIONS + 1)
     ]
-    run = Run(
-        harness.trainer(tmp_path, "fifty", loops.train_loop, failpoints=arms, save_every_steps=1, keep_last=100)
-    )
+    run = Run(harness.trainer(tmp_path, "fifty", loops.train_loop, failpoints=arms, save_every_steps=1, keep_last=100))
     early = measure(run.status_when(lambda status: status["generation"] == 6 and status["step"] >= 5))
     late = measure(run.status_when(lambda status: status["generation"] == GENERATIONS, timeout_seconds=240))
     result = run.result()

@@ -239,6 +239,28 @@ def test_a_lost_keeper_ends_the_attempt_and_another_follows_when_its_ranks_hand_
     assert persist(20, attempt=2) in run.snapshot(20, ranks=(0,))
 
 
+def test_a_shard_that_failed_after_another_keeper_was_lost_waits_for_that_keepers_memory() -> None:
+    run = Driven()
+    run.snapshot(20)
+    run.persisted(20, ranks=(1,))
+    run.machine.keeper_lost([1], at=0.0)
+    assert [(type(item), getattr(item, "final", None)) for item in run.failed(20)] == [(Abandon, False)]
+    assert run.machine.wakeup_at is None
+    assert persist(20, attempt=2) in run.snapshot(20, ranks=(1,))
+
+
+def test_memory_that_a_lost_keeper_leaves_useless_is_freed_when_its_rank_goes_on_in_another_generation() -> None:
+    # Found by the simulated cluster: both slots of rank 1 stayed taken, and nothing was ever saved again.
+    run = Driven()
+    run.snapshot(1)
+    run.snapshot(2)
+    run.machine.generation_started([generation(1), generation(2, 1, 2)], at=0.0)
+    run.machine.keeper_lost([0], at=0.0)
+    decisions = run.snapshot(3, gen=2, ranks=(0,))
+    assert [item.step for item in decisions if isinstance(item, Skip)] == [1, 2]
+    assert release(ALL_STEPS, 2) in decisions
+
+
 def test_a_manifest_that_could_not_be_written_is_tried_again_with_the_same_shards() -> None:
     run = Driven()
     run.snapshot(20)

@@ -24,8 +24,7 @@ def build_model(dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 def part_of(model: nn.Module, optimizer: Optimizer, name: str = "optimizer") -> OptimizerPart:
-    tracked = ModelPart("model", model, 0)
-    return OptimizerPart(name, optimizer, 0, lambda: {id(member.tensor): member for member in tracked.members()})
+    return OptimizerPart(name, optimizer, 0, [ModelPart("model", model, 0)])
 
 
 def train(model: nn.Module, optimizer: Optimizer, steps: int, seed: int) -> None:

@@ -111,8 +111,8 @@ def test_a_new_driver_kills_the_recorded_groups_of_the_old_one(
     run: str, group: tuple["subprocess.Popen[str]", int]
 ) -> None:
     leader, child = group
-    GroupRecord(run, "old").record(leader.pid, generation=3)
-    assert GroupRecord(run, "new").end_predecessors(timeout_seconds=10) == []
+    GroupRecord(run, "old", "node").record(leader.pid, generation=3)
+    assert GroupRecord(run, "new", "node").end_predecessors(timeout_seconds=10) == []
     assert leader.wait(timeout=10) == -signal.SIGKILL
     wait_until_gone(child)
 
@@ -122,7 +122,7 @@ def test_a_new_driver_names_the_pids_that_will_not_go(run: str) -> None:
     heir = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=[lock.fd])
     lock.close()
     try:
-        assert GroupRecord(run, "new").end_predecessors(timeout_seconds=0.2) == [heir.pid]
+        assert GroupRecord(run, "new", "node").end_predecessors(timeout_seconds=0.2) == [heir.pid]
     finally:
         heir.kill()
         heir.wait()
@@ -132,8 +132,8 @@ def test_a_keeper_that_comes_back_still_knows_the_groups_it_recorded(
     run: str, group: tuple["subprocess.Popen[str]", int]
 ) -> None:
     leader, child = group
-    GroupRecord(run, "d").record(leader.pid, generation=2)
-    reborn = GroupRecord(run, "d")
+    GroupRecord(run, "d", "node").record(leader.pid, generation=2)
+    reborn = GroupRecord(run, "d", "node")
     reborn.kill_up_to(1)
     assert leader.poll() is None
     reborn.kill_up_to(2)
@@ -142,7 +142,7 @@ def test_a_keeper_that_comes_back_still_knows_the_groups_it_recorded(
 
 
 def test_a_run_that_is_over_leaves_nothing_in_the_node_directory(run: str, tmp_path: Path) -> None:
-    record = GroupRecord(run, "d")
+    record = GroupRecord(run, "d", "node")
     record.record(os.getpid(), generation=1)
     lock = RunLock(run, "d")
     lock.close()

@@ -78,6 +78,24 @@ def test_one_dead_rank_ends_the_generation_for_all_and_the_earliest_cause_is_the
     assert [echo.rank for echo in verdict.failure.echoes] == [0]
 
 
+def test_a_kill_that_is_reaped_after_its_peers_have_noticed_is_still_the_first_cause() -> None:
+    rendezvous = running()
+    error = RankError(type="RuntimeError", message="connection reset", traceback="", at=5.1, exit_code=1)
+    rendezvous.exited(exited(0, 1, at=5.2, code=1, error=error))
+    (verdict,) = rendezvous.exited(exited(1, 1, at=5.15))
+    assert isinstance(verdict, Judge)
+    assert verdict.failure.first.rank == 1
+
+
+def test_an_abort_that_follows_a_peers_exception_is_an_echo() -> None:
+    rendezvous = running()
+    error = RankError(type="ValueError", message="bad batch", traceback="", at=5.1, exit_code=1)
+    rendezvous.exited(exited(0, 1, at=5.2, code=1, error=error))
+    (verdict,) = rendezvous.exited(exited(1, 1, at=5.15, code=-6))
+    assert isinstance(verdict, Judge)
+    assert verdict.failure.first.rank == 0
+
+
 def test_a_rank_that_was_told_to_end_is_no_cause() -> None:
     rendezvous = running()
     rendezvous.exited(exited(0, 1, at=1.0))

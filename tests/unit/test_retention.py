@@ -65,13 +65,28 @@ def test_what_is_being_restored_stays() -> None:
 
 
 def test_a_killed_save_is_cleaned_up_after_a_commit_and_not_before() -> None:
-    orphan = checkpoint(1, 60)
+    orphan = checkpoint(1, 45)
     assert deleted([generation(1)], [], [orphan]) == []
+    assert deleted([generation(1)], FIVE[3:4], [orphan]) == []
     assert deleted([generation(1)], FIVE[3:], [orphan]) == [orphan.name]
 
 
+def test_the_leftovers_of_an_earlier_generation_go_however_high_their_steps() -> None:
+    generations = [generation(1), generation(2, 1, 40)]
+    assert deleted(generations, [FIVE[3], checkpoint(2, 45)], [FIVE[4]]) == [FIVE[4].name]
+
+
+def test_the_failed_attempts_before_a_committed_one_go() -> None:
+    assert deleted([generation(1)], [checkpoint(1, 20, 2)], [checkpoint(1, 20, 1)]) == [checkpoint(1, 20, 1).name]
+
+
+def test_a_save_that_began_after_the_caller_asked_what_is_in_flight_is_not_deleted() -> None:
+    # Seen as unfinished, and unknown to the caller, who may have asked before it began or after it was committed.
+    assert deleted([generation(1)], FIVE, [checkpoint(1, 60)]) == [item.name for item in FIVE[:3]]
+
+
 def test_an_attempt_that_is_being_written_is_no_leftover() -> None:
-    orphan = checkpoint(1, 60)
+    orphan = checkpoint(1, 45)
     assert deleted([generation(1)], FIVE[3:], [orphan], protected={orphan.name}) == []
 
 
@@ -124,6 +139,8 @@ def test_whatever_is_there_the_floor_stays_and_only_the_permitted_goes(
     verified = [record.name for record in eligible(generations, checkpoints) if record.name not in rejected]
     assert not gone & set(verified[:keep_last])
     assert not gone & (rejected | protected)
+    newest = max(((item.generation, item.step) for item in checkpoints if item.name in verified), default=(0, 0))
+    assert all((orphan.generation, orphan.step) <= newest for orphan in orphans if orphan.name in gone)
     assert all(record.generation <= mine for record in ordered if record.name in gone)
     if len(verified) < keep_last:
         assert not gone & {record.name for record in checkpoints}

@@ -1,6 +1,8 @@
 """A restored run continues bit for bit, and what would make it diverge is refused or named."""
 
+import gc
 import random
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -213,6 +215,11 @@ def test_the_rates_of_every_scheduler_continue_where_they_were(build: Any) -> No
     assert rates(optimizer, scheduler) == expected
 
 
+def endless(loader: Any) -> Iterator[torch.Tensor]:
+    while True:
+        yield from loader
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("steps", [1, 3, 5, 7])
 def test_a_loader_of_torchdata_continues_and_draws_nothing_that_the_uninterrupted_run_did_not(
@@ -222,12 +229,7 @@ def test_a_loader_of_torchdata_continues_and_draws_nothing_that_the_uninterrupte
         def __init__(self, seed: int = 0) -> None:
             super().__init__(seed)
             self.loader: Any = StatefulDataLoader(list(range(20)), batch_size=4, shuffle=True, num_workers=workers)
-
-            def batches() -> Iterator[torch.Tensor]:
-                while True:
-                    yield from self.loader
-
-            self.data = batches()  # type: ignore[assignment]
+            self.data = endless(self.loader)  # type: ignore[assignment]
 
         def parts(self) -> dict[str, Any]:
             return {**super().parts(), "data": self.loader}
@@ -368,3 +370,21 @@ def test_the_estimate_before_the_first_step_covers_the_image_after_it() -> None:
     optimizer.step()
     held = sum(named.tensor.nbytes for named in state.capture(PROGRESS, IDENTITY).tensors)
     assert held < estimate < held + 2 * 2**20
+
+
+def test_what_was_tracked_is_freed_as_soon_as_it_is_dropped() -> None:
+    # In a reference cycle it would stay until a collection: GPU memory, and loader workers that then end too late.
+    gc.disable()
+    try:
+        run = Run().track()
+        run.save()
+        model, data = weakref.ref(run.model), weakref.ref(run.data)
+        run.state.apply(run.save())
+        run.scheduler = run.scaler = None  # type: ignore[assignment]
+        state = weakref.ref(run.state)
+        del run
+        assert state() is None
+        assert model() is None
+        assert data() is None
+    finally:
+        gc.enable()

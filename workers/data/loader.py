@@ -44,6 +44,9 @@ class ShardedLoader:
     endless: True iterates through epoch after epoch until the loop breaks; with False a `for` ends with the epoch and
         the next `for` goes on with the next epoch. A `for` that was left early is continued by the next one.
 
+    `between_batches`, if set, is called each time the loop asks for a batch, before the position moves: the body of the
+    loop is done then. `ended` makes every `for` end at once: the saved loop had returned.
+
     `before_first_batch`, if set, is called once, right before the first batch after construction or `load_state_dict`
     is handed over; if it raises, no batch is handed over and the position stays.
 
@@ -86,6 +89,8 @@ class ShardedLoader:
         )
         self.revision = revision
         self.before_first_batch: Callable[[], None] | None = None
+        self.between_batches: Callable[[], None] | None = None
+        self.ended = False
         self._endless = endless
         self._num_workers = num_workers
         self._prefetch_factor = prefetch_factor
@@ -99,7 +104,9 @@ class ShardedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Continues after the last batch that was handed over."""
-        while True:
+        while not self.ended:
+            if self.between_batches is not None:
+                self.between_batches()
             if self._batch == self.order.batches_per_epoch:
                 self._epoch, self._batch = self._epoch + 1, 0
                 if not self._endless:

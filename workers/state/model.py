@@ -6,7 +6,7 @@ stored once over all ranks; each other plain tensor, buffers above all (BatchNor
 belongs to its rank. A restore writes into the live tensors, so views, optimizers and shards of them stay valid.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,6 +147,15 @@ class ModelPart:
 
     def _extra_modules(self) -> list[tuple[str, nn.Module]]:
         return list(_extra_state_modules(self._module, f"{self.name}."))
+
+
+def members_of(models: Sequence[ModelPart]) -> dict[int, Member]:
+    """The tensors of all `models` by identity; one with several names under its first."""
+    found: dict[int, Member] = {}
+    for model in models:
+        for member in model.members():
+            found.setdefault(id(member.tensor), member)
+    return found
 
 
 def memory_of(tensor: torch.Tensor) -> Memory:

@@ -9,7 +9,7 @@ Stored names are "optimizer.state.<parameter>.<key>". A state tensor is spread o
 that is plain although its parameter is sharded (`step`) belongs to its rank.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from workers.errors import CallerError
 from workers.state import tree
-from workers.state.model import Member, Memory, memory_of
+from workers.state.model import Member, Memory, ModelPart, members_of, memory_of
 from workers.state.pieces import Piece, Restorer, canonical_name, piece
 
 _NATIVE_KEYS = ("state", "param_groups")
@@ -39,21 +39,15 @@ class _Plan:
 
 
 class OptimizerPart:
-    """A tracked optimizer. `members` gives the tracked models' tensors by identity; `name` is its keyword."""
+    """A tracked optimizer of the tracked `models`. `name` is the keyword it is tracked under."""
 
     kind = "optimizer"
 
-    def __init__(
-        self,
-        name: str,
-        optimizer: torch.optim.Optimizer,
-        rank: int,
-        members: Callable[[], Mapping[int, Member]],
-    ) -> None:
+    def __init__(self, name: str, optimizer: torch.optim.Optimizer, rank: int, models: Sequence[ModelPart]) -> None:
         self.name = name
         self._optimizer = optimizer
         self._rank = rank
-        self._members = members
+        self._models = models
         self._plan: _Plan | None = None
         if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
             raise CallerError(f"{name}: ZeroRedundancyOptimizer cannot be tracked; shard with fully_shard instead")
@@ -138,7 +132,7 @@ class OptimizerPart:
         self._plan = None
 
     def _named_parameters(self) -> dict[int, Member]:
-        members = self._members()
+        members = members_of(self._models)
         named: dict[int, Member] = {}
         for index, group in enumerate(self._optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):

@@ -21,7 +21,7 @@ from workers.checkpoint.tensors import CapturedState, NamedTensor, TensorSource
 from workers.errors import CallerError, ResumeMismatch, StateNotStorable
 from workers.state import certificate
 from workers.state.identity import Identity
-from workers.state.model import Member, ModelPart
+from workers.state.model import ModelPart, members_of
 from workers.state.objects import ObjectPart
 from workers.state.optimizer import OptimizerPart
 from workers.state.pieces import Piece, Restorer, assign
@@ -37,13 +37,17 @@ Part = ModelPart | OptimizerPart | ObjectPart
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far training has come. `step`: steps finished. `samples`, `tokens`: consumed by this rank."""
+    """How far training has come. `step`: steps finished. `samples`, `tokens`: consumed by this rank.
+
+    `finished`: the loop had returned when this was saved, so it would not have gone on with another step.
+    """
 
     step: int
     epoch: int
     samples: int
     tokens: int
     training_seconds: float
+    finished: bool = False
 
     def to_document(self) -> dict[str, Any]:
         return asdict(self)
@@ -160,7 +164,7 @@ class TrainingState:
         if isinstance(value, nn.Module):
             return ModelPart(name, value, self._rank)
         if isinstance(value, torch.optim.Optimizer):
-            return OptimizerPart(name, value, self._rank, lambda: _members(parts))
+            return OptimizerPart(name, value, self._rank, _models(parts))
         keyword = name.split(".")[0]
         if keyword == "data" or hasattr(value, "next_sample_ids"):
             kind = "data"
@@ -174,7 +178,7 @@ class TrainingState:
         return [part for part in self._parts.values() if isinstance(part, OptimizerPart)]
 
     def _live_tensors(self) -> list[torch.Tensor]:
-        live = [member.tensor for member in _members(self._parts).values()]
+        live = [member.tensor for member in members_of(_models(self._parts)).values()]
         return live + [tensor for part in self._optimizers() for tensor in part.state_tensors()]
 
     def _assign(self, pieces: list[Piece]) -> list[NamedTensor]:
@@ -223,13 +227,8 @@ def _is_torch_loader(part: Part) -> bool:
     return isinstance(part, ObjectPart) and isinstance(part.value, torch.utils.data.DataLoader)
 
 
-def _members(parts: dict[str, Part]) -> dict[int, Member]:
-    return {
-        id(member.tensor): member
-        for part in reversed(parts.values())
-        if isinstance(part, ModelPart)
-        for member in reversed(part.members())
-    }
+def _models(parts: dict[str, Part]) -> list[ModelPart]:
+    return [part for part in parts.values() if isinstance(part, ModelPart)]
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:

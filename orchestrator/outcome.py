@@ -1,0 +1,30 @@
+"""What the driver and its coordinator tell each other."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config import RecoveryConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorConfig:
+    """`run` is the same for every driver of the run directory, `driver` names this one."""
+
+    run: str
+    driver: str
+    run_dir: Path
+    recovery: RecoveryConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How the run stands. `error` is None for a run that finished; `error_type` names a class of workers.errors."""
+
+    ended: bool
+    error: str | None = None
+    error_type: str = "TrainingFailed"
+    step: int = 0
+    generation: int = 0
+    metrics: dict[str, Any] = field(default_factory=dict)
+    checkpoint: str | None = None

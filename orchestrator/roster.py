@@ -1,0 +1,72 @@
+"""The keepers of a run: one on each node that has agents.
+
+A generation starts only when all of them are there, and a failed one is judged only when all have taken in what its
+dead ranks had still told them.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from workers.messages import Command, KeeperJoined
+
+_WANTED_SECONDS = 10.0
+
+
+class KeeperRoster:
+    """`nodes()` names the nodes that have agents now; `post(keeper, command)` sends a command."""
+
+    def __init__(self, nodes: Callable[[], Iterable[str]], post: Callable[[str, Command], None]) -> None:
+        self._nodes = nodes
+        self._post = post
+        self._keepers: dict[str, KeeperJoined] = {}
+        self._undrained: set[str] = set()
+        self._nodes_changed = asyncio.Event()
+
+    def joined(self, event: KeeperJoined) -> bool:
+        """Whether it replaces another process on its node."""
+        known = self._keepers.get(event.node)
+        self._keepers[event.node] = event
+        return known is not None and known.pid != event.pid
+
+    def nodes_changed(self) -> None:
+        self._nodes_changed.set()
+
+    async def wanted(self, have: Sequence[str]) -> list[str]:
+        """The nodes that need a keeper and are not in `have`; waits a while for there to be some."""
+        deadline = time.monotonic() + _WANTED_SECONDS
+        while True:
+            wanted = sorted(set(self._nodes()) - set(have))
+            remaining = deadline - time.monotonic()
+            if wanted or remaining <= 0:
+                return wanted
+            self._nodes_changed.clear()
+            try:
+                await asyncio.wait_for(self._nodes_changed.wait(), remaining)
+            except TimeoutError:
+                continue
+
+    def complete(self) -> bool:
+        return all(node in self._keepers for node in self._nodes())
+
+    def all(self) -> list[KeeperJoined]:
+        return [keeper for _, keeper in sorted(self._keepers.items())]
+
+    def post_all(self, command: Command) -> None:
+        for keeper in self._keepers.values():
+            self._post(keeper.keeper, command)
+
+    def post_to_node(self, node: str, command: Command) -> None:
+        if node in self._keepers:
+            self._post(self._keepers[node].keeper, command)
+
+    # A generation's end
+
+    def await_drained(self) -> None:
+        self._undrained = {keeper.keeper for keeper in self._keepers.values()}
+
+    def drained(self, keeper: str | None) -> bool:
+        """Note that this keeper (None: all of them, for their time is up) has drained; whether it was the last one."""
+        before = bool(self._undrained)
+        self._undrained = self._undrained - {keeper} if keeper is not None else set()
+        return before and not self._undrained

@@ -1,0 +1,99 @@
+"""When a rank's saves are taken, waited for and taken again; workers.snapshots does the copying.
+
+Invariants: a save that nobody waits for costs the loop no more than the copy, and is skipped if no slot is free; one
+that is waited for ends with the coordinator's word on it or at its deadline; a step whose save was committed is not
+saved again, and one whose save was given up is, which all ranks do alike.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from workers.checkpoint.tensors import CapturedState
+from workers.heartbeat import HeartbeatPage
+from workers.orders import RankOrders
+from workers.snapshots import SnapshotWriter
+from workers.state.training import TrainingState
+from workers.wire import Channel
+
+logger = logging.getLogger("lastgood")
+
+_NOTICE_SECONDS = 0.05
+_ATTEMPTS = 4
+
+Capture = Callable[[], CapturedState]
+
+
+class Saver:
+    """One rank's saves of one generation. `capture` gives the state at the boundary of `step`."""
+
+    def __init__(self, orders: RankOrders, *, agent: Channel, page: HeartbeatPage) -> None:
+        self._rank = orders.rank
+        self._timeout_seconds = orders.save_timeout_seconds
+        self._agent = agent
+        self._page = page
+        self._snapshots = SnapshotWriter(orders)
+        self._snapshot_step = -1
+        self._outcomes: dict[int, tuple[bool, str]] = {}
+
+    def check_memory(self, state: TrainingState) -> None:
+        """Raises EnvironmentProblem, with the numbers, if the snapshots could not fit beside the training."""
+        self._snapshots.check_memory(state)
+
+    def save(self, capture: Capture, *, step: int) -> None:
+        """Take a snapshot if a slot is free; the rest happens beside the training."""
+        self._snapshot(capture, step, None)
+
+    def save_and_wait(self, capture: Capture, *, step: int) -> bool:
+        """Save and wait for the commit; False if it was given up for good, or did not come in time."""
+        deadline = time.monotonic() + self._timeout_seconds
+        if self._snapshot_step != step:
+            self._snapshot(capture, step, deadline)
+        for attempts_left in reversed(range(_ATTEMPTS)):
+            while step not in self._outcomes:
+                self.take_notices(step, _NOTICE_SECONDS)
+                if time.monotonic() > deadline:
+                    logger.error("rank %d: no word on the save of step %d in time", self._rank, step)
+                    return False
+            committed, reason = self._outcomes[step]
+            if committed:
+                return True  # kept: the loop may ask again at the same step
+            del self._outcomes[step]
+            logger.warning("rank %d: the save of step %d was given up: %s", self._rank, step, reason)
+            if attempts_left:
+                self._snapshot(capture, step, deadline)
+        self._snapshot_step = -1
+        return False
+
+    def take_notices(self, step: int, wait_seconds: float = 0.0) -> None:
+        """Read what the agent has sent, and give the slots to a keeper that has come back."""
+        self._snapshots.reconnect_if_lost()
+        while True:
+            try:
+                message = self._agent.receive(wait_seconds)
+            except TimeoutError:
+                return
+            if message is None:
+                return
+            wait_seconds = 0.0
+            notice = message[0]
+            if notice["kind"] == "save_outcome":
+                self._outcomes[notice["step"]] = (notice["committed"], notice["reason"])
+                for known in [known for known in self._outcomes if known < step]:
+                    del self._outcomes[known]
+
+    def _snapshot(self, capture: Capture, step: int, deadline: float | None) -> None:
+        """Take a snapshot if a slot is free; with a deadline, wait for one, and for a keeper that is restarted."""
+        self._page.beat(phase="saving")
+        while True:
+            taken = self._snapshots.take(
+                capture,
+                step=step,
+                wait_seconds=0.0 if deadline is None else max(0.0, deadline - time.monotonic()),
+            )
+            if taken or deadline is None or time.monotonic() >= deadline:
+                break
+            time.sleep(_NOTICE_SECONDS)
+        if taken:
+            self._snapshot_step = step
+        self._page.beat(phase="training")
