@@ -50,6 +50,7 @@ from workers.messages import (
     ShardPersisted,
     SnapshotSkipped,
     Snapshotted,
+    StandbyLost,
     Standing,
     StartRank,
 )
@@ -195,6 +196,8 @@ class Coordinator:
                 await self._keeper_joined(event)
             case RankReady():
                 await self._carry_out(rendezvous.ready(event.agent, event.store_port))
+            case StandbyLost():
+                rendezvous.standby_lost(event.agent)
             case RankStarted():
                 rendezvous.started(event.agent, event.generation, event.process)
             case RankRestored():
@@ -315,13 +318,12 @@ class Coordinator:
             driver=self._config.driver,
             reason=reason,
             world_size=len(self._rendezvous.members),
+            on_quarantine=lambda name, why: self._ledger.append("quarantine", checkpoint=name, reason=why),
         )
         self._saves.restoring = created.record.parent
         self._restore_failed = None
         self._saves.generation_started(created.generations, created.record.world_size)
         self._budget.generation_started(created.record.restored_step)
-        for name, why in created.quarantined.items():
-            self._ledger.append("quarantine", checkpoint=name, reason=why)
         for name, why in created.passed:
             logger.warning("lastgood: checkpoint %s is passed over: %s", name, why)
         self._restore_order = (

@@ -3,7 +3,7 @@ words."""
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,11 @@ _TRIES_MAX = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Created:
-    """The new generation, all generations with it, the newer rungs that were not taken, and those now in quarantine."""
+    """The new generation, all generations with it, and the newer rungs that were not taken."""
 
     record: GenerationRecord
     generations: Sequence[GenerationRecord]
     passed: Sequence[tuple[str, str]]
-    quarantined: Mapping[str, str]
 
 
 def current_generation(archive: RunArchive, driver: str) -> GenerationRecord | None:
@@ -38,16 +37,26 @@ def current_generation(archive: RunArchive, driver: str) -> GenerationRecord | N
 
 
 def create_generation(
-    archive: RunArchive, *, run_dir: Path, committed: Collection[str], driver: str, reason: str, world_size: int
+    archive: RunArchive,
+    *,
+    run_dir: Path,
+    committed: Collection[str],
+    driver: str,
+    reason: str,
+    world_size: int,
+    on_quarantine: Callable[[str, str], None],
 ) -> Created:
     """Choose the rung to restore and create the next generation's file.
 
-    `committed`: names that the ledger knows as committed and not deleted. Raises NothingVerifies if there is no good
-    rung, Fenced if another driver has taken over.
+    `committed`: names that the ledger knows as committed and not deleted. `on_quarantine(name, reason)` is called for
+    each rung that is found damaged, also if no generation comes of it. Raises NothingVerifies if there is no good rung,
+    Fenced if another driver has taken over.
     """
     for _ in range(_TRIES_MAX):
         selection = archive.select(committed)
         choice, scan = selection.choice, selection.scan
+        for name, why in selection.newly_quarantined.items():
+            on_quarantine(name, why)
         if isinstance(choice, ladder.NothingVerifies):
             raise choice.error(str(run_dir))
         restore = choice if isinstance(choice, ladder.Restore) else None
@@ -71,7 +80,6 @@ def create_generation(
             record=record,
             generations=(*scan.generations, record),
             passed=restore.passed if restore else (),
-            quarantined=selection.newly_quarantined,
         )
     raise LineageMoved(f"the lineage in {run_dir} moved {_TRIES_MAX} times in a row: another driver is at work")
 

@@ -1,15 +1,18 @@
 """The sequence of `ray.train.report` calls that all agents make alike.
 
 One report is under way at a time: Ray's own barrier would queue them without limit otherwise. Metrics that come
-meanwhile are merged, the newest value of each name winning; commits are never merged away. A coordinator that was
-restarted goes on where the agents are; one that missed a report makes an empty one in its place, since Ray counts the
-calls.
+meanwhile are merged, the newest value of each name winning. Ray takes one report in two seconds, and a run ends only
+when it has taken them all: so of the commits that wait, only the newest few are kept; the ledger has every one. A
+coordinator that was restarted goes on where the agents are; one that missed a report makes an empty one in its place,
+since Ray counts the calls.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from workers.messages import AgentJoined, Command, Report, Reported
+
+WAITING_MAX = 4
 
 
 class ReportSequence:
@@ -40,7 +43,7 @@ class ReportSequence:
         self._next()
 
     def commit(self, step: int, path: str) -> None:
-        self._commits.append((step, path))
+        self._commits = [*self._commits, (step, path)][-WAITING_MAX:]
         self._next()
 
     def done(self, event: Reported) -> None:

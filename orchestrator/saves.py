@@ -187,6 +187,13 @@ class Saves:
 
     def _abandon(self, decision: Abandon) -> None:
         self._receipts.pop((decision.generation, decision.step, decision.attempt), None)
+        logger.warning(
+            "lastgood: attempt %d at saving step %d failed: %s%s",
+            decision.attempt,
+            decision.step,
+            decision.reason,
+            "" if decision.final else "; it is made again",
+        )
         self._ledger.append(
             "save_failed",
             generation=decision.generation,

@@ -5,6 +5,7 @@ coordinator and one keeper a node, has Ray Train start the agents, and turns wha
 a result or an error.
 """
 
+import inspect
 import logging
 import uuid
 from dataclasses import dataclass, fields
@@ -14,6 +15,7 @@ from typing import Any
 import cloudpickle
 import ray
 import ray.train
+import xxhash
 from ray.exceptions import RayError
 from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
@@ -162,6 +164,7 @@ class SupervisedTrainer:
             save_timeout_seconds=recovery.save_timeout_seconds,
             collective_timeout_seconds=recovery.collective_timeout_seconds,
             record_samples=recovery.record_samples,
+            code=_code_digest(self._loop),
             volatile=recovery.volatile,
             failpoints=recovery.failpoints,
         )
@@ -198,14 +201,14 @@ def _refuse_conflicts(scaling: ScalingConfig, run: RunConfig) -> None:
     failure = run.failure_config
     if failure is not None and failure != FailureConfig():
         raise CallerError(
-            f"RunConfig.failure_config is {failure!r}; Ray's retries would count the failures that lastgood repairs. "
-            f"Use RecoveryConfig(max_failures=...) instead"
+            f"RunConfig.failure_config is {failure!r}; Ray's retries would count the failures that lastgood repairs; "
+            f"use RecoveryConfig(max_failures=...) instead"
         )
     checkpoint = run.checkpoint_config
     if checkpoint is not None and checkpoint != CheckpointConfig():
         raise CallerError(
-            f"RunConfig.checkpoint_config is {checkpoint!r}; Ray would delete checkpoints that lastgood needs. "
-            f"Use RecoveryConfig(keep_last=...) instead"
+            f"RunConfig.checkpoint_config is {checkpoint!r}; Ray would delete checkpoints that lastgood needs; "
+            f"use RecoveryConfig(keep_last=...) instead"
         )
 
 
@@ -219,6 +222,15 @@ def _pickle_loop(loop: Any, config: dict[str, Any] | None) -> bytes:
             f"the training loop or train_loop_config cannot be pickled ({type(error).__name__}: {error}); "
             f"create such objects inside the loop"
         ) from error
+
+
+def _code_digest(loop: Any) -> str | None:
+    """A digest of the file that the loop is written in; None for one that was typed in, or is built in."""
+    try:
+        source = inspect.getsourcefile(loop)
+        return xxhash.xxh3_64(Path(source).read_bytes()).hexdigest() if source else None
+    except (TypeError, OSError):
+        return None
 
 
 def _error_of(outcome: Outcome) -> LastgoodError:

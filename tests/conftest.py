@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 RAY_CPUS_MIN = 4
+# Ray Train takes one report each time it polls, and ends when it has taken all: every 2 s without this.
+RAY_POLL_SECONDS = 0.2
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,6 +35,7 @@ def ray_cluster() -> Iterator[Path]:
 
     # Short, because Ray puts Unix sockets below it, and their paths end at 107 bytes.
     directory = Path(tempfile.mkdtemp(prefix="lg-ray-"))
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", str(RAY_POLL_SECONDS))
     ray.init(
         address="local",
         num_cpus=max(RAY_CPUS_MIN, os.cpu_count() or 1),

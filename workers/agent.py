@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import select
+import signal
 import threading
 import time
 import uuid
@@ -42,6 +43,7 @@ from workers.messages import (
     Report,
     RestoreFailed,
     SaveOutcome,
+    StandbyLost,
     StartRank,
 )
 from workers.orders import LoopSettings, RankOrders
@@ -108,7 +110,7 @@ class Agent:
         self._lost: str | None = None
         self._lock = processes.RunLock(config.run, config.driver)
         # First thing, since it takes seconds: joining goes on meanwhile.
-        self._zygote = ZygoteClient(preload=config.preload, payload=config.payload, inherited_fd=self._lock.fd)
+        self._zygote = self._start_zygote()
         self._reporter = Reporter(lambda event: self._link.tell(event), self._id)
         self._link = Link(
             config.coordinator,
@@ -165,9 +167,7 @@ class Agent:
             elif fd == self._zygote.channel.fileno():
                 received = self._zygote.channel.receive()
                 if received is None:
-                    self.give_up(
-                        "the zygote, which forks ranks, has ended; look for its last words in Ray's worker log"
-                    )
+                    self._zygote_ended()
                     return
                 self._from_zygote(*received)
             elif ranks[fd].channel.fileno() == fd:  # else its end was told in this round
@@ -209,7 +209,8 @@ class Agent:
     def _start_rank(self, command: StartRank) -> None:
         rank = self._standby
         if rank is None or rank.process is None or not rank.ready or self._current is not None:
-            logger.warning("lastgood: no rank is ready for generation %d", command.generation)
+            # It has died since it was told to be ready.
+            self._tell_exited(command.generation, pid=0, code=-signal.SIGKILL, at=time.time())
             return
         self._standby, self._current, self._finished = None, rank, None
         rank.generation = command.generation
@@ -243,11 +244,28 @@ class Agent:
             with contextlib.suppress(OSError):  # it is dying, which the zygote tells
                 rank.channel.send("save_outcome", step=outcome.step, committed=outcome.committed, reason=outcome.reason)
 
-    # ------------------------------------------------------------ what the zygote says
+    # ------------------------------------------------------------ the zygote
+
+    def _start_zygote(self) -> ZygoteClient:
+        self._zygote_ready = False
+        return ZygoteClient(preload=self._config.preload, payload=self._config.payload, inherited_fd=self._lock.fd)
+
+    def _zygote_ended(self) -> None:
+        """Its ranks died with it; a new one is started, unless it could not even get ready."""
+        if not self._zygote_ready:
+            self.give_up("the zygote, which forks ranks, ended while it was preloading; see Ray's worker log")
+            return
+        for rank in self._ranks():
+            if rank.process is not None:
+                self._exited(rank.process.pid, -signal.SIGKILL, time.time())
+        self._standby = None
+        self._zygote.close()
+        self._zygote = self._start_zygote()
 
     def _from_zygote(self, message: dict[str, Any], fds: list[int]) -> None:
         match message["kind"]:
             case "ready":
+                self._zygote_ready = True
                 self._standby = self._zygote.fork()
             case "failed":
                 self.give_up(message["message"])
@@ -267,25 +285,31 @@ class Agent:
             continue  # its last words
         if rank is self._current:
             self._current = None
-            self._link.tell(
-                RankExited(
-                    agent=self._id,
-                    generation=rank.generation or 0,
-                    pid=pid,
-                    exit_code=code,
-                    at=at,
-                    ordered=rank.kill_ordered,
-                    error=rank.error,
-                )
+            self._tell_exited(
+                rank.generation or 0, pid=pid, code=code, at=at, ordered=rank.kill_ordered, error=rank.error
             )
         else:
             self._standby = None
+            self._link.tell(StandbyLost(agent=self._id))
             self._standby_deaths += 1
         rank.close()
         if self._standby_deaths >= _STANDBY_DEATHS_MAX:
             reason = rank.error.traceback if rank.error else f"exit code {code}"
             self.give_up(f"{_STANDBY_DEATHS_MAX} ranks in a row died before they could start: {reason}")
         elif self._standby is None and self._last_report is None:
+            self._fork_standby()
+
+    def _tell_exited(
+        self, generation: int, *, pid: int, code: int, at: float, ordered: bool = False, error: RankError | None = None
+    ) -> None:
+        self._link.tell(
+            RankExited(
+                agent=self._id, generation=generation, pid=pid, exit_code=code, at=at, ordered=ordered, error=error
+            )
+        )
+
+    def _fork_standby(self) -> None:
+        with contextlib.suppress(OSError):  # the zygote has just ended, which is told next
             self._standby = self._zygote.fork()
 
     # ------------------------------------------------------------ what ranks say
@@ -307,7 +331,7 @@ class Agent:
             case "first_step":
                 self._tell_step(rank, message["step"], message["at"], first=True)
                 if self._standby is None:
-                    self._standby = self._zygote.fork()  # not earlier: it would slow down the start
+                    self._fork_standby()  # not earlier: it would slow down the start
             case "report":
                 self._link.tell(RankReport(**who, **message))
             case "finished":

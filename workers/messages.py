@@ -46,6 +46,13 @@ class RankReady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StandbyLost:
+    """The fresh rank that waited is gone; `RankReady` comes again when there is another."""
+
+    agent: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankStarted:
     agent: str
     generation: int
@@ -307,6 +314,7 @@ class EndGeneration:
 AgentEvent = (
     AgentJoined
     | RankReady
+    | StandbyLost
     | RankStarted
     | RankRestored
     | RestoreFailed

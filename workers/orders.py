@@ -10,7 +10,10 @@ from workers.messages import RestoreOrder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
-    """The part of the run's configuration that ranks need; the same in every generation."""
+    """The part of the run's configuration that ranks need; the same in every generation.
+
+    `code`: names the version of the user's code, a part of the run's identity.
+    """
 
     run: str
     run_dir: Path
@@ -21,6 +24,7 @@ class LoopSettings:
     save_timeout_seconds: float
     collective_timeout_seconds: float
     record_samples: bool
+    code: str | None = None
     volatile: tuple[str, ...] = ()
     failpoints: tuple[Arm, ...] = ()
 

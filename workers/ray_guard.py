@@ -67,17 +67,16 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            _guard_once_loaded(spec.loader)
         return spec
 
 
-class _Loader(importlib.abc.Loader):
-    def __init__(self, inner: importlib.abc.Loader) -> None:
-        self._inner = inner
+def _guard_once_loaded(loader: importlib.abc.Loader) -> None:
+    """Not a loader around the loader: that would hide the module's source and resources."""
+    load = loader.exec_module
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._inner.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._inner.exec_module(module)
+    def load_and_guard(module: ModuleType) -> None:
+        load(module)
         _guard(module)
+
+    loader.exec_module = load_and_guard  # type: ignore[method-assign]

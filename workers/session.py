@@ -170,6 +170,7 @@ class Session:
             world_size=self.world_size,
             threads=torch.get_num_threads(),
             mesh=self._state.mesh(),
+            code=self._orders.code,
         )
         self._saver.check_memory(self._state)
         order = self._orders.restore
@@ -332,7 +333,7 @@ class Session:
                 self.rank,
                 missing,
             )
-        elif self._orders.save_at_end and not self._in_accumulation:
+        elif (self._orders.save_at_end or self._save_due) and not self._in_accumulation:
             self._commit_last_step()
         if self._loader is not None:
             self._loader.close()

@@ -146,6 +146,11 @@ class Rendezvous:
         member.ready, member.store_port = True, store_port
         return self._create_if_complete()
 
+    def standby_lost(self, agent: str) -> None:
+        member = self._member(agent)
+        if member is not None:
+            member.ready = False
+
     def started(self, agent: str, generation: int, process: ProcessId) -> None:
         member = self._member(agent)
         if member is not None and member.generation == generation:

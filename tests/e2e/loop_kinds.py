@@ -86,7 +86,7 @@ def accumulating_loop(config: dict[str, Any]) -> None:
 
 
 def torchdata_loop(config: dict[str, Any]) -> None:
-    """Each rank loads its own half, in a random order, with torchdata's loader; saves fall on the ends of epochs too."""
+    """Each rank loads its own half, shuffled, with torchdata's loader; saves fall on the ends of epochs too."""
     session = workers.get_session()
     model = DistributedDataParallel(build(session.rank), broadcast_buffers=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import harness
 import loops
+import psutil
 import pytest
 from harness import Run, entries, kill
 
@@ -53,6 +54,18 @@ def test_a_rank_dies_while_its_peer_is_stopped(tmp_path: Path, reference: Path) 
     result = run.result()
     (failure,) = entries(result.run_dir, "failure")
     assert failure["rank"] == 1
+    harness.assert_equal_runs(result.run_dir, reference)
+
+
+def test_a_zygote_dies_with_its_rank_and_is_replaced(tmp_path: Path, reference: Path) -> None:
+    run = Run(harness.trainer(tmp_path, "zygote", loops.train_loop, config=PACE))
+    status = run.status_when(lambda status: status["step"] >= 25)
+    agent = psutil.Process(status["ranks"][1]["agent_pid"])
+    (zygote,) = [child for child in agent.children() if "workers.zygote" in child.cmdline()]
+    kill(zygote.pid)
+    result = run.result()
+    assert result.generation == 2
+    assert len({entry["agent"] for entry in entries(result.run_dir, "agent")}) == 2
     harness.assert_equal_runs(result.run_dir, reference)
 
 

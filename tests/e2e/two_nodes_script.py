@@ -1,4 +1,4 @@
-"""A cluster of two nodes on one machine, one rank on each; the first node's keeper and the second one's rank are killed.
+"""A cluster of two nodes on one machine, one rank on each; a rank and the keeper of the other node are killed.
 
 `python two_nodes_script.py STORAGE NAME`; a process of its own, since Ray allows one cluster a process.
 """

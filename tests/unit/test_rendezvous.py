@@ -114,6 +114,14 @@ def test_the_next_generation_waits_for_the_verdict_and_for_fresh_ranks() -> None
     assert rendezvous.ready("d/g1-1", 6001) == [CreateGeneration(reason="failure")]
 
 
+def test_no_generation_is_created_while_a_waiting_rank_is_lost() -> None:
+    rendezvous = Rendezvous()
+    rendezvous.joined(joined(0), now=0.0)
+    rendezvous.standby_lost("d/g1-0")
+    assert rendezvous.joined(joined(1), now=0.0) == []
+    assert kinds(rendezvous.ready("d/g1-0", 1)) == [CreateGeneration]
+
+
 def test_exit_code_zero_without_having_finished_is_a_failure() -> None:
     rendezvous = running(world=1)
     (verdict,) = rendezvous.exited(exited(0, 1, at=1.0, code=0))

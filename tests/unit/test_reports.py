@@ -1,6 +1,6 @@
 """Every agent gets the same numbered sequence of reports."""
 
-from orchestrator.reports import ReportSequence
+from orchestrator.reports import WAITING_MAX, ReportSequence
 from workers.messages import AgentJoined, Command, Report, Reported
 
 
@@ -47,6 +47,16 @@ def test_metrics_that_come_while_ray_is_busy_are_merged_and_commits_are_not() ->
         Report(number=2, metrics={"loss": 2.0, "lr": 0.1, "committed_step": 10}, checkpoint="/a"),
         Report(number=3, metrics={"loss": 2.0, "lr": 0.1, "committed_step": 20}, checkpoint="/b"),
     ]
+
+
+def test_of_commits_that_come_faster_than_ray_takes_them_the_newest_few_are_reported() -> None:
+    reports, posted = sequence()
+    for step in range(1, 301):
+        reports.commit(step, f"/{step}")
+    reports.flush()
+    sent = [report.checkpoint for report in posted["d/0"] if isinstance(report, Report)]
+    assert sent == ["/1", *(f"/{step}" for step in range(301 - WAITING_MAX, 301))]
+    assert reports.last == len(sent)
 
 
 def test_the_next_report_waits_for_all_agents() -> None:

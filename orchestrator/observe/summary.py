@@ -1,0 +1,106 @@
+"""The ledger, folded into how a run is doing. Pure: entries in, a summary out."""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Summary:
+    """`state`: "starting", "training", "recovering", "finished" or "stopped". Times are Unix seconds.
+
+    step: the highest that the ledger names; the run may be further. lost_steps: trained again, over all failures.
+    recovery_seconds: of each failure that was recovered from, until the last rank's first new step.
+    """
+
+    state: str = "starting"
+    step: int = 0
+    generation: int = 0
+    ranks: int = 0
+    drivers: set[str] = field(default_factory=set)
+    committed_step: int | None = None
+    committed_at: float | None = None
+    checkpoint: str | None = None
+    commits: int = 0
+    skipped: int = 0
+    failed_saves: int = 0
+    durable_seconds: list[float] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
+    last_failure: dict[str, Any] | None = None
+    lost_steps: int = 0
+    recovery_seconds: list[float] = field(default_factory=list)
+    quarantined: dict[str, str] = field(default_factory=dict)
+    stop_reason: str | None = None
+    last_at: float | None = None
+    _failed_at: float | None = None
+    _failed_step: int | None = None
+    _first_steps: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def protected_to(self) -> str:
+        return "nothing is saved yet" if self.committed_step is None else f"step {self.committed_step}"
+
+    @property
+    def durable_seconds_median(self) -> float | None:
+        return statistics.median(self.durable_seconds) if self.durable_seconds else None
+
+    @property
+    def recovery_seconds_median(self) -> float | None:
+        return statistics.median(self.recovery_seconds) if self.recovery_seconds else None
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """Take in the next entry; unknown kinds and missing fields change nothing."""
+        self.last_at = entry.get("at", self.last_at)
+        if isinstance(entry.get("step"), int):
+            self.step = max(self.step, entry["step"])
+        match entry["kind"]:
+            case "coordinator":
+                self.drivers.add(entry["driver"])
+            case "generation":
+                self._generation(entry)
+            case "first_step":
+                self._first_step(entry)
+            case "commit":
+                self.commits += 1
+                self.committed_step, self.checkpoint = entry["step"], entry["checkpoint"]
+                self.committed_at = entry["at"]
+                self.durable_seconds.append(entry["durable_seconds"])
+            case "save_skipped":
+                self.skipped += 1
+            case "save_failed":
+                self.failed_saves += bool(entry["final"])
+            case "failure":
+                self.state = "recovering"
+                self.failures[entry["cause"]] += 1
+                self.last_failure = entry
+                self._failed_at, self._failed_step = entry["failed_at"], entry["step"]
+            case "quarantine":
+                self.quarantined[entry["checkpoint"]] = entry["reason"]
+            case "finished":
+                self.state = "finished"
+            case "stopped":
+                self.state, self.stop_reason = "stopped", entry["reason"]
+
+    def _generation(self, entry: dict[str, Any]) -> None:
+        self.state = "recovering" if self._failed_at is not None else "starting"
+        self.generation, self.ranks, self.stop_reason = entry["generation"], entry["ranks"], None
+        self._first_steps.clear()
+        if self._failed_step is not None:
+            self.lost_steps += max(0, self._failed_step - entry["restored_step"])
+            self._failed_step = None
+
+    def _first_step(self, entry: dict[str, Any]) -> None:
+        self.state = "training"
+        self._first_steps[entry["rank"]] = entry["at_step"]
+        if self._failed_at is not None and len(self._first_steps) == self.ranks:
+            self.recovery_seconds.append(max(self._first_steps.values()) - self._failed_at)
+            self._failed_at = None
+
+
+def summarize(entries: Iterable[dict[str, Any]]) -> Summary:
+    summary = Summary()
+    for entry in entries:
+        summary.add(entry)
+    return summary

@@ -1,0 +1,163 @@
+"""What only a machine with a GPU can show: CUDA state comes back bit for bit, and forked ranks can use the device."""
+
+import os
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+from torch import nn
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
+
+from fakes import DEADLINE_SECONDS, Rig, make_orders
+from memory_source import MemoryCheckpoint, bits
+
+from workers.errors import ResumeMismatch
+from workers.forks import ZygoteClient
+from workers.state.identity import Identity
+from workers.state.training import Progress, TrainingState
+
+pytestmark = pytest.mark.gpu
+
+PRELOAD_SECONDS = 120.0
+PROGRESS = Progress(step=3, epoch=0, samples=12, tokens=0, training_seconds=1.0)
+
+
+class Run:
+    """Dropout draws from the device's generator; the scaler and the optimizer hold state there."""
+
+    def __init__(self, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        random.seed(0)
+        layers = nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.3), nn.ReLU(), nn.Linear(64, 16), nn.BatchNorm1d(16))
+        self.model = layers.cuda()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.scaler = torch.amp.GradScaler("cuda", init_scale=2.0**16, growth_interval=2)
+        self.state = TrainingState(0, 1)
+        parts = {"model": self.model, "optimizer": self.optimizer, "scaler": self.scaler}
+        self.state.track(**parts, scheduler=None, data=None)
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            inputs = torch.randn(32, 16, device="cuda")
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = (self.model(inputs) - inputs).square().mean()
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        captured = self.state.capture(PROGRESS, Identity({}))
+        return {named.name: named.tensor.detach().clone() for named in captured.tensors}
+
+
+def assert_equal_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert tensor.device == other[name].device, name
+        assert bits(tensor.cpu()) == bits(other[name].cpu()), name
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path / "run")
+    rig.run_dir.mkdir()
+    yield rig
+    rig.close()
+
+
+def test_a_restored_run_on_the_gpu_continues_bit_for_bit() -> None:
+    run = Run()
+    run.train(3)
+    captured = run.state.capture(PROGRESS, Identity({}))
+    source = MemoryCheckpoint([captured]).source()
+    saved = {named.name: named.tensor.detach().clone() for named in captured.tensors}
+    run.train(4)
+    other = Run(seed=9)
+    other.state.apply(source)
+    other.state.check_certificate(source.document()["certificate"])
+    assert_equal_bits(other.tensors(), saved)
+    other.train(4)
+    assert_equal_bits(other.tensors(), run.tensors())
+
+
+def test_a_checkpoint_written_from_the_gpu_and_read_back_is_exact(rig: Rig) -> None:
+    def start(seed: int, **orders: Any) -> Run:
+        run = Run(seed)
+        session = rig.session(save_every_steps=3, **orders)
+        parts = {"model": run.model, "optimizer": run.optimizer, "scaler": run.scaler}
+        session.track(**parts, scheduler=None, data=None)
+        session.restore()
+        run.session = session  # type: ignore[attr-defined]
+        return run
+
+    run = start(0)
+    for _ in range(3):
+        run.train(1)
+        run.session.end_step()  # type: ignore[attr-defined]
+    assert rig.keeper.snapshot_steps() == [3]
+    order = rig.keeper.commit(rig.run_dir, 3)
+    run.train(4)
+    other = start(9, restore=order)
+    other.train(4)
+    assert_equal_bits(other.tensors(), run.tensors())
+
+
+def test_another_state_of_the_gpu_generator_is_named_by_the_certificate() -> None:
+    run = Run()
+    run.train(1)
+    source = MemoryCheckpoint([run.state.capture(PROGRESS, Identity({}))]).source()
+    run.state.apply(source)
+    torch.randn(1, device="cuda")
+    with pytest.raises(ResumeMismatch, match=r"rng\.cuda\.0 was"):
+        run.state.check_certificate(source.document()["certificate"])
+
+
+def train_loop(config: dict[str, Any]) -> None:
+    import torch
+
+    import workers
+
+    session = workers.get_session()
+    value = torch.ones(64, 64, device=session.device).mm(torch.ones(64, 64, device=session.device)).sum()
+    session.report({"device": session.device.type, "value": float(value)})
+
+
+def test_a_rank_that_was_forked_from_the_zygote_can_use_the_gpu_and_so_can_the_next_one(tmp_path: Path) -> None:
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    payload = cloudpickle.dumps((train_loop, {}))
+    cloudpickle.unregister_pickle_by_value(module)
+    inherited = os.open("/dev/null", os.O_RDONLY)
+    zygote = ZygoteClient(preload=(), payload=payload, inherited_fd=inherited)
+    try:
+        received = zygote.channel.receive(PRELOAD_SECONDS)
+        assert received is not None
+        assert received[0]["kind"] == "ready", received[0]
+        for generation in (1, 2):
+            rank = zygote.fork()
+            forked = zygote.channel.receive(DEADLINE_SECONDS)
+            assert forked is not None
+            heard: dict[str, Any] = {}
+            while "finished" not in heard:
+                message = rank.channel.receive(PRELOAD_SECONDS)
+                assert message is not None, heard
+                heard[message[0]["kind"]] = message[0]
+                assert "error" not in heard, heard["error"]["traceback"]
+                if message[0]["kind"] == "ready":
+                    rank.channel.send("start", orders=make_orders(tmp_path, generation=generation).to_json())
+            assert heard["report"]["metrics"] == {"device": "cuda", "value": 64.0**3}
+            exited = zygote.channel.receive(DEADLINE_SECONDS)
+            assert exited is not None
+            assert exited[0]["code"] == 0
+            os.close(forked[1][0])
+            rank.close()
+    finally:
+        zygote.close()
+        os.close(inherited)

@@ -1,0 +1,376 @@
+"""The keeper: what it writes and when, what it says of it, and whose snapshots it believes."""
+
+import errno
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import DEADLINE_SECONDS, FakeLink, RankEnd
+
+from workers.checkpoint import persist
+from workers.checkpoint.manifest import checkpoint_name
+from workers.checkpoint.slots import SlotState
+from workers.keeper import Keeper, keeper_address
+from workers.messages import (
+    EndGeneration,
+    GenerationDrained,
+    HeldSnapshot,
+    PersistFailed,
+    PersistOrder,
+    ReleaseOrder,
+    ShardPersisted,
+    SnapshotSkipped,
+    Snapshotted,
+)
+
+
+class Node:
+    """A node with a keeper that can be replaced by a fresh one, as after its death."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.run = uuid.uuid4().hex[:8]
+        self.address = keeper_address(self.run, "d", "n1")
+        self.start()
+
+    def start(self) -> None:
+        self.keeper = Keeper(
+            run=self.run, driver="d", node="n1", run_dir=str(self.run_dir), coordinator="c", takeover_seconds=0.1
+        )
+        self.link: Any = self.keeper._link
+        self.closed = False
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.keeper.close()
+
+    def rank(self, **options: Any) -> RankEnd:
+        return RankEnd(self.address, **options)
+
+    def order(self, step: int, *, attempt: int = 1, rank: int = 0, generation: int = 1) -> PersistOrder:
+        order = PersistOrder(
+            rank=rank,
+            world_size=1,
+            generation=generation,
+            step=step,
+            attempt=attempt,
+            checkpoint=checkpoint_name(step, generation, attempt),
+        )
+        self.link.command(order)
+        return order
+
+    def shard(self, order: PersistOrder) -> Path:
+        return self.run_dir / "checkpoints" / order.checkpoint / "shard-00000-of-00001.safetensors"
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    monkeypatch.setattr("workers.keeper.Link", FakeLink)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "run").mkdir()
+    node = Node(tmp_path / "run")
+    yield node
+    node.close()
+
+
+class Gate:
+    """Holds writes up until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+        self.writes = 0
+
+        def gated(*arguments: Any) -> Any:
+            self.writes += 1
+            self.reached.set()
+            assert self.opened.wait(DEADLINE_SECONDS)
+            return persist.write_shard(*arguments)
+
+        monkeypatch.setattr("workers.keeper.write_shard", gated)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    return Gate(monkeypatch)
+
+
+def slot_descriptors() -> int:
+    """How many descriptors of slots this process, keeper and rank in one, has: each slot's own and its mapping's."""
+    found = 0
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found += "lastgood-slot" in os.readlink(f"/proc/self/fd/{fd}")
+        except FileNotFoundError:
+            continue
+    return found
+
+
+# ---------------------------------------------------------------- writing
+
+
+def test_a_complete_snapshot_is_written_verified_and_answered_with_a_receipt(node: Node) -> None:
+    rank = node.rank()
+    rank.give_slots()
+    slot = rank.snapshot(step=20)
+    told = node.link.wait_for(Snapshotted)
+    assert told.snapshot == HeldSnapshot(rank=0, generation=1, step=20)
+    order = node.order(20)
+    receipt = node.link.wait_for(ShardPersisted)
+    assert (receipt.rank, receipt.generation, receipt.step, receipt.attempt) == (0, 1, 20, 1)
+    assert receipt.snapshot_at == 1.5
+    assert receipt.identity == {"world_size": 1}
+    assert receipt.progress == {"step": 20}
+    [file] = (node.run_dir / "checkpoints" / order.checkpoint).iterdir()
+    assert file.name == receipt.shard.file
+    assert file.read_bytes() == bytes(slot.image[: receipt.shard.bytes])
+    assert slot.state is SlotState.COMPLETE
+    rank.close()
+
+
+def test_a_repeated_order_is_answered_as_before_and_writes_nothing(node: Node, gate: Gate) -> None:
+    gate.opened.set()
+    rank = node.rank()
+    rank.give_slots()
+    rank.snapshot(step=20)
+    node.link.wait_for(Snapshotted)
+    node.order(20)
+    first = node.link.wait_for(ShardPersisted)
+    node.order(20)
+    assert node.link.wait_for(ShardPersisted) == first
+    assert gate.writes == 1
+    rank.close()
+
+
+def test_an_order_that_comes_again_during_its_write_is_answered_once(node: Node, gate: Gate) -> None:
+    rank = node.rank()
+    rank.give_slots()
+    slot = rank.snapshot(step=20)
+    node.link.wait_for(Snapshotted)
+    node.order(20)
+    assert gate.reached.wait(DEADLINE_SECONDS)
+    assert slot.state is SlotState.HELD  # the rank cannot reuse it now
+    node.order(20)
+    gate.opened.set()
+    node.link.wait_for(ShardPersisted)
+    assert node.link.told(ShardPersisted) == []
+    assert node.link.told(PersistFailed) == []
+    assert gate.writes == 1
+    rank.close()
+
+
+@pytest.mark.parametrize("step", [20, 40])
+def test_an_unknown_snapshot_is_refused_for_good(step: int, node: Node) -> None:
+    rank = node.rank()
+    if step == 20:
+        rank.give_slots()
+        rank.snapshot(step=60)
+        node.link.wait_for(Snapshotted)
+    node.order(step)
+    failed = node.link.wait_for(PersistFailed)
+    assert (failed.step, failed.error, failed.transient) == (step, "the keeper does not hold that snapshot", False)
+    node.order(step)
+    assert node.link.wait_for(PersistFailed) == failed
+    rank.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "transient"), [(errno.ENOSPC, True), (errno.EIO, True), (errno.EROFS, False), (errno.EACCES, False)]
+)
+def test_a_failed_write_says_whether_another_try_may_help_and_keeps_the_snapshot(
+    error: int, transient: bool, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = node.rank()
+    rank.give_slots()
+    slot = rank.snapshot(step=20)
+    node.link.wait_for(Snapshotted)
+
+    def failing(*_arguments: Any) -> None:
+        raise OSError(error, os.strerror(error))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("workers.keeper.write_shard", failing)
+        node.order(20)
+        failed = node.link.wait_for(PersistFailed)
+    assert failed.transient is transient
+    assert os.strerror(error) in failed.error
+    assert slot.state is SlotState.COMPLETE
+    node.order(20, attempt=2)
+    assert node.link.wait_for(ShardPersisted).attempt == 2
+    rank.close()
+
+
+# ---------------------------------------------------------------- ranks come and go
+
+
+def test_a_torn_slot_is_free_again_for_the_next_rank_and_a_complete_one_is_kept(node: Node) -> None:
+    dying = node.rank(generation=1)
+    dying.give_slots(3)
+    dying.snapshot(step=20)
+    node.link.wait_for(Snapshotted)
+    dying.slots[1].begin(rank=0, generation=1, step=21)
+    dying.close()
+    successor = node.rank(generation=2)
+    assert [slot.state for slot in successor.slots] == [SlotState.COMPLETE, SlotState.FREE, SlotState.FREE]
+    assert (successor.slots[0].generation, successor.slots[0].step) == (1, 20)
+    node.order(20)  # a dead rank's save is finished all the same
+    assert node.link.wait_for(ShardPersisted).step == 20
+    successor.close()
+
+
+def test_a_rank_of_an_older_generation_is_turned_away_and_changes_nothing(node: Node) -> None:
+    present = node.rank(generation=3)
+    present.give_slots()
+    present.snapshot(step=20)
+    node.link.wait_for(Snapshotted)
+    present.slots[1].begin(rank=0, generation=3, step=21)
+    late = node.rank(generation=2)
+    assert not late.welcome
+    assert present.slots[1].state is SlotState.WRITING
+    assert node.rank(rank=1, generation=2).welcome  # each rank has its own
+    present.close()
+    late.close()
+
+
+def test_a_skipped_snapshot_is_passed_on(node: Node) -> None:
+    rank = node.rank()
+    rank.channel.send("skipped", step=20, reason="no snapshot slot was free")
+    told = node.link.wait_for(SnapshotSkipped)
+    assert (told.rank, told.generation, told.step, told.reason) == (0, 1, 20, "no snapshot slot was free")
+    rank.close()
+
+
+def test_the_dead_ranks_are_read_to_the_end_before_their_generation_is_drained(node: Node) -> None:
+    leader = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
+    rank = node.rank(pid=leader.pid)
+    for step in range(300):
+        rank.channel.send("skipped", step=step, reason="")
+    rank.channel.close()
+    node.link.command(EndGeneration(generation=1))
+    events = list(node.link._events)
+    assert isinstance(events[-1], GenerationDrained)
+    assert [event.step for event in events[:-1]] == list(range(300))
+    assert leader.wait(timeout=DEADLINE_SECONDS) == -signal.SIGKILL
+
+
+def test_a_rank_of_a_later_generation_is_neither_killed_nor_waited_for(node: Node) -> None:
+    leader = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
+    rank = node.rank(pid=leader.pid, generation=2)
+    node.link.command(EndGeneration(generation=1))
+    assert node.link.wait_for(GenerationDrained).generation == 1
+    assert leader.poll() is None
+    leader.kill()
+    leader.wait()
+    rank.close()
+
+
+# ---------------------------------------------------------------- slots
+
+
+def test_released_slots_are_free_again_except_the_ones_to_keep(node: Node) -> None:
+    rank = node.rank()
+    rank.give_slots(4)
+    for step in (10, 20, 30, 40):
+        rank.snapshot(step)
+        node.link.wait_for(Snapshotted)
+    node.link.command(ReleaseOrder(generation=1, upto_step=30, keep=(20,)))
+    held = {slot.step for slot in rank.slots if slot.state is SlotState.COMPLETE}
+    assert held == {20, 40}
+    node.link.command(ReleaseOrder(generation=2, upto_step=99, keep=()))  # of another generation
+    assert {slot.step for slot in rank.slots if slot.state is SlotState.COMPLETE} == held
+    rank.close()
+
+
+def test_a_slot_that_is_released_during_its_write_is_free_once_that_is_done(node: Node, gate: Gate) -> None:
+    rank = node.rank()
+    rank.give_slots()
+    slot = rank.snapshot(step=20)
+    node.link.wait_for(Snapshotted)
+    node.order(20)
+    assert gate.reached.wait(DEADLINE_SECONDS)
+    node.link.command(ReleaseOrder(generation=1, upto_step=20, keep=()))
+    assert slot.state is SlotState.HELD
+    gate.opened.set()
+    node.link.wait_for(ShardPersisted)
+    assert slot.state is SlotState.FREE
+    rank.close()
+
+
+def test_slots_that_were_replaced_are_dropped_at_once_or_when_their_write_is_done(node: Node, gate: Gate) -> None:
+    before = slot_descriptors()
+    rank = node.rank()
+    rank.give_slots()
+    rank.snapshot(step=20)
+    node.link.wait_for(Snapshotted)
+    node.order(20)
+    assert gate.reached.wait(DEADLINE_SECONDS)
+    rank.give_slots(image_bytes=1 << 18)
+    rank.snapshot(step=21)
+    node.link.wait_for(Snapshotted)
+    assert slot_descriptors() - before == 2 * 5  # the rank's two, the keeper's two, and the one being written
+    gate.opened.set()
+    assert node.link.wait_for(ShardPersisted).step == 20
+    assert slot_descriptors() - before == 2 * 4
+    rank.close()
+
+
+def test_a_keeper_that_comes_back_takes_the_slots_over_and_tells_what_is_in_them(node: Node, gate: Gate) -> None:
+    rank = node.rank()
+    rank.give_slots()
+    slot = rank.snapshot(step=20)
+    node.link.wait_for(Snapshotted)
+    node.order(20)
+    assert gate.reached.wait(DEADLINE_SECONDS)
+    node.close()
+    node.start()
+    assert slot.state is SlotState.HELD  # by the one that is dead
+    again = node.rank()
+    again.slots = rank.slots
+    again.hand_over()
+    assert node.link.wait_for(Snapshotted).snapshot == HeldSnapshot(rank=0, generation=1, step=20)
+    assert slot.state is SlotState.COMPLETE
+    gate.opened.set()
+    node.order(20, attempt=2)
+    assert node.link.wait_for(ShardPersisted).attempt == 2
+    again.close()
+
+
+def test_a_keeper_introduces_itself_with_its_snapshots_their_last_attempts_and_its_receipts(node: Node) -> None:
+    rank = node.rank()
+    rank.give_slots()
+    rank.snapshot(step=20)
+    node.link.wait_for(Snapshotted)
+    rank.snapshot(step=22)
+    node.link.wait_for(Snapshotted)
+    node.order(20, attempt=3)
+    receipt = node.link.wait_for(ShardPersisted)
+    joined = node.link.introduce()
+    assert (joined.node, joined.pid) == ("n1", os.getpid())
+    assert joined.snapshots == (
+        HeldSnapshot(rank=0, generation=1, step=20, attempt=3),
+        HeldSnapshot(rank=0, generation=1, step=22),
+    )
+    assert joined.receipts == (receipt,)
+    rank.close()
+
+
+def test_a_closed_keeper_takes_no_connections_and_leaves_no_records(node: Node, tmp_path: Path) -> None:
+    leader = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
+    rank = node.rank(pid=leader.pid)
+    pidfd = os.pidfd_open(leader.pid)
+    node.close()
+    assert select.select([pidfd], [], [], DEADLINE_SECONDS)[0]
+    assert leader.wait() == -signal.SIGKILL
+    with pytest.raises(OSError):
+        node.rank()
+    assert list(tmp_path.rglob("*.groups")) == []
+    os.close(pidfd)
+    rank.close()
