@@ -39,6 +39,7 @@ class FakeKeeper:
     def __init__(self, address: str) -> None:
         self.slots: list[Slot] = []
         self.hellos: list[dict[str, Any]] = []
+        self.seen: list[str] = []
         self._channels: list[Channel] = []
         self._listener = listen(address)
         self._thread = threading.Thread(target=self._welcome, daemon=True)
@@ -68,6 +69,7 @@ class FakeKeeper:
         if received is None:
             return None
         message, fds = received
+        self.seen.append(message["kind"])
         if message["kind"] == "slots":
             for slot in self.slots:
                 slot.close()

@@ -243,6 +243,7 @@ def test_a_loop_that_waits_for_its_save_waits_for_a_slot_too(rig: Rig, monkeypat
     monkeypatch.setattr("workers.snapshots.time.sleep", lambda _: rig.keeper.slots[0].release())
     with rig.answering([True]):
         assert loop.session.save_now(wait=True)
+    assert "skipped" not in rig.keeper.seen
 
 
 def test_a_keeper_that_comes_back_is_given_the_slots_with_what_is_in_them(rig: Rig) -> None:

@@ -65,7 +65,7 @@ def test_a_recovery_ends_when_the_last_rank_has_done_a_new_step() -> None:
 
 def test_the_state_follows_the_run() -> None:
     assert summarize([]).state == "starting"
-    assert summarize(story()[:7]).state == "recovering"
+    assert summarize(story()[:8]).state == "recovering"
     assert summarize([*story(), {"kind": "finished", "at": 9.0, "step": 60}]).state == "finished"
     stopped = summarize([*story(), {"kind": "stopped", "at": 9.0, "reason": "no\nprogress", "error_type": "x"}])
     assert (stopped.state, stopped.stop_reason) == ("stopped", "no\nprogress")
