@@ -44,7 +44,7 @@ def test_memory_stays_flat_over_hundreds_of_saves(tmp_path: Path) -> None:
     )
     early = run.status_when(lambda status: (status["committed_step"] or 0) >= EARLY)
     before = private_bytes(early)
-    late = run.status_when(lambda status: (status["committed_step"] or 0) >= STEPS - 10, timeout_seconds=180)
+    late = run.status_when(lambda status: (status["committed_step"] or 0) >= STEPS - EARLY, timeout_seconds=180)
     after = private_bytes(late)
     result = run.result()
     saves = [entry for entry in entries(result.run_dir, "commit") if early["step"] <= entry["step"] <= late["step"]]
