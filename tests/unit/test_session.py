@@ -13,6 +13,7 @@ import torch
 from fakes import Loop, Rig
 from torch import nn
 
+from workers import failpoint
 from workers.checkpoint.slots import SlotState
 from workers.data.journal import read_journal
 from workers.errors import CallerError, CheckpointDamaged, ResumeMismatch, StateNotStorable
@@ -263,16 +264,24 @@ def test_a_keeper_that_comes_back_is_given_the_slots_with_what_is_in_them(rig: R
     assert rig.keeper.snapshot_steps() == [4]
 
 
-def test_a_waiting_save_outlives_its_keeper(rig: Rig) -> None:
+def test_a_waiting_save_outlives_its_keeper(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop(rig.session(save_every_steps=1)).track().restore()
     loop.train(1)
     loop.next_batch()
     assert rig.keeper.snapshot_steps() == [1]
     rig.keeper.die()
     loop.session.end_step()
-    rig.revive_keeper()
+    revived: list[float] = []
+
+    def revive(seconds: float) -> None:
+        if not revived:
+            rig.revive_keeper()
+        revived.append(seconds)
+
+    monkeypatch.setattr("workers.saving.time.sleep", revive)
     with rig.answering([True]):
         assert loop.session.save_now(wait=True)
+    assert revived
 
 
 def test_the_next_generation_gets_the_slots_back_with_what_is_in_them(rig: Rig) -> None:
@@ -372,6 +381,22 @@ def test_a_checkpoint_that_lost_a_shard_is_damaged_and_names_it(rig: Rig) -> Non
         shard.unlink()
     with pytest.raises(CheckpointDamaged, match=order.checkpoint):
         Loop(rig.session(restore=order)).track().restore()
+
+
+@pytest.mark.parametrize(("action", "raised"), [("eio", CheckpointDamaged), ("enospc", OSError)])
+def test_an_unreadable_sector_speaks_of_the_checkpoint_and_other_errors_of_the_storage(
+    action: Any, raised: type[Exception], rig: Rig
+) -> None:
+    order, _ = saved_checkpoint(rig, steps=1)
+    loop = Loop(rig.session(restore=order)).track()
+    failpoint.arm((failpoint.Arm(id="bad", point="restore.read", action=action),), rig.run_dir / "faults")
+    try:
+        with pytest.raises(raised) as caught:
+            loop.restore()
+    finally:
+        failpoint.arm((), rig.run_dir)
+    assert type(caught.value) is raised
+    loop.restore()
 
 
 # ---------------------------------------------------------------- what else the loop sees
