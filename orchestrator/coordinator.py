@@ -10,13 +10,13 @@ import logging
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from orchestrator import recovery
+from orchestrator import lifecycle, recovery
 from orchestrator.archive import RunArchive
 from orchestrator.decide import rendezvous as rv
-from orchestrator.decide.budget import FailureBudget, Stop
+from orchestrator.decide.budget import FailureBudget
+from orchestrator.lifecycle import Lifecycle
 from orchestrator.mailbox import Mailboxes
 from orchestrator.observe.ledger import Ledger
 from orchestrator.outcome import CoordinatorConfig, Outcome
@@ -30,12 +30,10 @@ from workers.messages import (
     AgentFailed,
     AgentJoined,
     Command,
-    EndGeneration,
     Event,
     Finish,
     GenerationDrained,
     KeeperJoined,
-    KillRank,
     PersistFailed,
     RankExited,
     RankFinished,
@@ -46,35 +44,14 @@ from workers.messages import (
     RankStarted,
     Reported,
     RestoreFailed,
-    RestoreOrder,
     ShardPersisted,
     SnapshotSkipped,
     Snapshotted,
     StandbyLost,
     Standing,
-    StartRank,
 )
 
 logger = logging.getLogger("lastgood")
-
-_SETTLE_SECONDS = 5.0
-_END_SECONDS = 5.0
-_DRAIN_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Overdue:
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class _DrainOverdue:
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Proceed:
-    reason: str
 
 
 class Coordinator:
@@ -105,16 +82,24 @@ class Coordinator:
         )
         self._reports = ReportSequence(self._mail.post)
         self._keepers = KeeperRoster(self._nodes, self._mail.post)
-        self._judging: rv.Failure | None = None
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
         self._worker: asyncio.Task[None] | None = None
-        self._outcome = recovery.replay(self._ledger.path, config.driver, self._budget)
-        self._checkpoint: str | None = None
         self._committed_step: int | None = None
-        self._restore_order: RestoreOrder | None = None
-        self._restore_failed: str | None = None
         self._loss: float | None = None
         self._saves.restoring = current.parent if current else None
+        self._life = Lifecycle(
+            config=config,
+            archive=self._archive,
+            ledger=self._ledger,
+            mail=self._mail,
+            saves=self._saves,
+            keepers=self._keepers,
+            reports=self._reports,
+            budget=self._budget,
+            rendezvous=self._rendezvous,
+            outcome=recovery.replay(self._ledger.path, config.driver, self._budget),
+            put=self._put,
+        )
 
     # ------------------------------------------------------------ what members call
 
@@ -143,10 +128,10 @@ class Coordinator:
 
     async def keeper_failed(self, node: str, problem: str) -> None:
         """A keeper could not even start."""
-        self._stop(f"the keeper of node {node} could not be started: {problem}", "EnvironmentProblem")
+        self._life.stop(f"the keeper of node {node} could not be started: {problem}", "EnvironmentProblem")
 
     async def outcome(self) -> Outcome:
-        return self._outcome
+        return self._life.outcome
 
     async def status(self) -> dict[str, Any]:
         members = self._rendezvous.members
@@ -182,10 +167,10 @@ class Coordinator:
             try:
                 await self._handle(event)
             except LastgoodError as error:
-                self._stop(str(error), type(error).__name__)
+                self._life.stop(str(error), type(error).__name__)
             except Exception as error:
                 logger.exception("lastgood: the coordinator could not handle %s", type(event).__name__)
-                self._stop(f"the coordinator failed: {type(error).__name__}: {error}", "TrainingFailed")
+                self._life.stop(f"the coordinator failed: {type(error).__name__}: {error}", "TrainingFailed")
 
     async def _handle(self, event: Any) -> None:
         rendezvous = self._rendezvous
@@ -195,7 +180,7 @@ class Coordinator:
             case KeeperJoined():
                 await self._keeper_joined(event)
             case RankReady():
-                await self._carry_out(rendezvous.ready(event.agent, event.store_port))
+                await self._life.carry_out(rendezvous.ready(event.agent, event.store_port))
             case StandbyLost():
                 rendezvous.standby_lost(event.agent)
             case RankStarted():
@@ -211,7 +196,7 @@ class Coordinator:
                 )
             case RestoreFailed():
                 if event.generation == rendezvous.generation:
-                    self._restore_failed = event.reason
+                    self._life.restore_failed = event.reason
             case RankProgress():
                 self._progressed(event)
             case RankReport():
@@ -220,9 +205,9 @@ class Coordinator:
             case RankFinished():
                 rendezvous.rank_finished(event)
             case RankExited():
-                await self._carry_out(rendezvous.exited(event))
+                await self._life.carry_out(rendezvous.exited(event))
             case AgentFailed():
-                self._stop(event.message, "CallerError")
+                self._life.stop(event.message, "CallerError")
             case Reported():
                 self._reports.done(event)
             case Snapshotted():
@@ -234,17 +219,17 @@ class Coordinator:
             case PersistFailed():
                 self._saves.persist_failed(event)
             case GenerationDrained():
-                if self._keepers.drained(event.keeper):
-                    await self._judge()
-            case _DrainOverdue():
-                if self._judging is not None and self._judging.generation == event.generation:
-                    self._keepers.drained(None)
-                    await self._judge()
-            case _Overdue():
+                await self._life.drained(event.keeper, event.generation)
+            case lifecycle.DrainOverdue():
+                await self._life.drained(None, event.generation)
+            case lifecycle.Overdue():
                 if event.generation == rendezvous.generation:
-                    await self._carry_out(rendezvous.overdue(time.time()))
-            case _Proceed():
-                await self._carry_out(rendezvous.proceed(event.reason))
+                    await self._life.carry_out(rendezvous.overdue(time.time()))
+            case lifecycle.Proceed():
+                if rendezvous.phase is rv.Phase.JUDGING:
+                    await self._life.carry_out(rendezvous.proceed(event.reason))
+            case lifecycle.CreateAgain():
+                await self._life.create_generation()
 
     async def _agent_joined(self, event: AgentJoined) -> None:
         before = {member.joined.agent for member in self._rendezvous.members.values()}
@@ -255,22 +240,21 @@ class Coordinator:
         self._reports.joined(event, new_group=event.group != group)
         self._ledger.append("agent", agent=event.agent, rank=event.rank, pid=event.pid, node=event.node)
         self._keepers.nodes_changed()
-        await self._carry_out(decisions)
+        await self._life.carry_out(decisions)
         self._resume_saves()
-        if self._outcome.ended:
+        if self._life.outcome.ended:
             self._mail.post(event.agent, Finish(last_report=self._reports.last))
 
     async def _keeper_joined(self, event: KeeperJoined) -> None:
         replaces_another = self._keepers.joined(event)
         self._ledger.append("keeper", node=event.node, pid=event.pid)
         if event.problem is not None:
-            self._stop(event.problem, "EnvironmentProblem")
+            self._life.stop(event.problem, "EnvironmentProblem")
             return
         if replaces_another:
             self._saves.keeper_lost(self._ranks_on(event.node))
         self._resume_saves()
-        if self._rendezvous.phase is rv.Phase.CREATING:
-            await self._create_generation(self._rendezvous.reason)
+        await self._life.create_generation()
 
     def _resume_saves(self) -> None:
         """After a restart: once agents and keepers are back, take over the saves that were under way."""
@@ -291,141 +275,8 @@ class Coordinator:
                 at_step=event.at,
             )
 
-    # ------------------------------------------------------------ decisions
-
-    async def _carry_out(self, decisions: Sequence[rv.Decision]) -> None:
-        for decision in decisions:
-            match decision:
-                case rv.CreateGeneration():
-                    await self._create_generation(decision.reason)
-                case rv.StartRanks():
-                    self._start_ranks(decision)
-                case rv.EndRanks():
-                    self._end_ranks(decision)
-                case rv.Judge():
-                    self._drain(decision.failure)
-                case rv.AllFinished():
-                    self._finish(decision)
-
-    async def _create_generation(self, reason: str) -> None:
-        if not self._keepers.complete():
-            return  # the last keeper's joining brings us here again
-        created = await asyncio.to_thread(
-            recovery.create_generation,
-            self._archive,
-            run_dir=self._config.run_dir,
-            committed=frozenset(self._saves.committed),
-            driver=self._config.driver,
-            reason=reason,
-            world_size=len(self._rendezvous.members),
-            on_quarantine=lambda name, why: self._ledger.append("quarantine", checkpoint=name, reason=why),
-        )
-        self._saves.restoring = created.record.parent
-        self._restore_failed = None
-        self._saves.generation_started(created.generations, created.record.world_size)
-        self._budget.generation_started(created.record.restored_step)
-        for name, why in created.passed:
-            logger.warning("lastgood: checkpoint %s is passed over: %s", name, why)
-        self._restore_order = (
-            RestoreOrder(checkpoint=created.record.parent, step=created.record.restored_step)
-            if created.record.parent
-            else None
-        )
-        await self._carry_out(self._rendezvous.created(created.record.number))
-        self._ledger.append(
-            "generation",
-            generation=created.record.number,
-            driver=self._config.driver,
-            reason=reason,
-            restored_step=created.record.restored_step,
-            source=created.record.source,
-            checkpoint=created.record.parent,
-            ranks=len(self._rendezvous.members),
-        )
-
-    def _start_ranks(self, decision: rv.StartRanks) -> None:
-        for rank, agent in enumerate(decision.agents):
-            self._mail.post(
-                agent,
-                StartRank(
-                    generation=decision.generation,
-                    rank=rank,
-                    local_rank=self._rendezvous.members[rank].joined.local_rank,
-                    world_size=len(decision.agents),
-                    store_host=decision.store_host,
-                    store_port=decision.store_port,
-                    restore=self._restore_order,
-                ),
-            )
-
-    def _end_ranks(self, decision: rv.EndRanks) -> None:
-        for agent in decision.agents:
-            self._mail.post(agent, KillRank(generation=decision.generation))
-        asyncio.get_running_loop().call_later(_END_SECONDS, self._put, _Overdue(decision.generation))
-
-    def _drain(self, failure: rv.Failure) -> None:
-        """A generation is over: first let the keepers take in what its ranks had still told them."""
-        self._judging = failure
-        self._keepers.await_drained()
-        self._keepers.post_all(EndGeneration(generation=failure.generation))
-        asyncio.get_running_loop().call_later(_DRAIN_SECONDS, self._put, _DrainOverdue(failure.generation))
-
-    async def _judge(self) -> None:
-        """Write down why the generation ended, and go on or stop."""
-        failure, self._judging = self._judging, None
-        if failure is None:
-            return
-        self._ledger.append("failure", **recovery.describe(failure), restore_failed=self._restore_failed)
-        self._saves.generation_ended(failure.generation)
-        error = failure.first.error
-        if self._restore_failed is not None and self._saves.restoring is not None:
-            await asyncio.to_thread(self._archive.quarantine, self._saves.restoring, self._restore_failed)
-            self._ledger.append("quarantine", checkpoint=self._saves.restoring, reason=self._restore_failed)
-            self._put(_Proceed("restore_failed"))
-            return
-        if error is not None and error.exit_code != LastgoodError.exit_code:
-            self._stop(recovery.stop_message(failure, "repeating it cannot help"), error.type)
-            return
-        verdict = self._budget.failure(failure.first.kind, max(failure.step, 0))
-        if isinstance(verdict, Stop):
-            self._stop(recovery.stop_message(failure, verdict.reason), "TrainingFailed")
-            return
-        await self._saves.settle(_SETTLE_SECONDS)
-        asyncio.get_running_loop().call_later(verdict.delay_seconds, self._put, _Proceed("failure"))
-
-    def _finish(self, decision: rv.AllFinished) -> None:
-        finished = decision.finished
-        self._reports.metrics({**finished.metrics, "step": finished.step})
-        self._reports.flush()
-        self._ledger.append(
-            "finished", generation=decision.generation, step=finished.step, protected=finished.protected
-        )
-        self._end(
-            Outcome(
-                ended=True,
-                step=finished.step,
-                generation=decision.generation,
-                metrics={**finished.metrics, "step": finished.step},
-                checkpoint=self._checkpoint or recovery.newest_checkpoint(self._archive),
-            )
-        )
-
-    def _stop(self, error: str, error_type: str) -> None:
-        """End the run with an error; the first one counts."""
-        if self._outcome.ended:
-            return
-        self._ledger.append("stopped", reason=error, error_type=error_type)
-        for decision in self._rendezvous.stop():
-            if isinstance(decision, rv.EndRanks):
-                self._end_ranks(decision)
-        self._end(Outcome(ended=True, error=error, error_type=error_type, generation=self._rendezvous.generation))
-
-    def _end(self, outcome: Outcome) -> None:
-        self._outcome = outcome
-        self._post_to_agents(Finish(last_report=self._reports.last))
-
     def _committed(self, step: int, generation: int, checkpoint: str) -> None:
-        self._checkpoint, self._committed_step = checkpoint, step
+        self._life.checkpoint, self._committed_step = checkpoint, step
         self._budget.committed(step)
         self._reports.commit(step, str(self._config.run_dir / "checkpoints" / checkpoint))
 

@@ -87,14 +87,6 @@ class FakeKeeper:
     def snapshot_steps(self) -> list[int]:
         return [message["step"] for message in self.messages("snapshot")]
 
-    def wait_for_snapshot(self) -> int:
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while time.monotonic() < deadline:
-            message = self.next_message(0.05)
-            if message is not None and message["kind"] == "snapshot":
-                return int(message["step"])
-        raise AssertionError("no snapshot came")
-
     def slot_of(self, step: int) -> Slot:
         return next(slot for slot in self.slots if slot.state is SlotState.COMPLETE and slot.step == step)
 
@@ -190,6 +182,15 @@ class Rig:
     def revive_keeper(self) -> None:
         self.keeper = FakeKeeper(self.address)
 
+    def wait_for_snapshot(self) -> int:
+        """The step of the next snapshot, by whichever keeper it is told to."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while time.monotonic() < deadline:
+            message = self.keeper.next_message(0.05)
+            if message is not None and message["kind"] == "snapshot":
+                return int(message["step"])
+        raise AssertionError("no snapshot came")
+
     @contextmanager
     def answering(self, outcomes: Sequence[bool], *, commit: bool = False) -> Iterator[list[RestoreOrder]]:
         """Answer the next snapshots with these outcomes, one after the other; `commit`: the good ones in earnest."""
@@ -199,7 +200,7 @@ class Rig:
         def answer() -> None:
             try:
                 for outcome in outcomes:
-                    step = self.keeper.wait_for_snapshot()
+                    step = self.wait_for_snapshot()
                     if outcome and commit:
                         committed.append(self.keeper.commit(self.run_dir, step))
                     self.keeper.release_all()

@@ -1,0 +1,247 @@
+"""From one generation to the next: carries out what the rendezvous decides.
+
+Invariants: the ranks of a generation start only after its file is in place and every node has a keeper; a failure is
+judged only when all its ranks are gone and the keepers have taken in what they had told; the run ends once, with one
+outcome.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator import recovery
+from orchestrator.archive import RunArchive
+from orchestrator.decide import rendezvous as rv
+from orchestrator.decide.budget import FailureBudget, Stop
+from orchestrator.mailbox import Mailboxes
+from orchestrator.observe.ledger import Ledger
+from orchestrator.outcome import CoordinatorConfig, Outcome
+from orchestrator.reports import ReportSequence
+from orchestrator.roster import KeeperRoster
+from orchestrator.saves import Saves
+from workers.errors import LastgoodError
+from workers.messages import EndGeneration, Finish, KillRank, RestoreOrder, StartRank
+
+logger = logging.getLogger("lastgood")
+
+_SETTLE_SECONDS = 5.0
+_END_SECONDS = 5.0
+_DRAIN_SECONDS = 1.0
+_RETRY_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """Ranks that were told to end have had their time."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrainOverdue:
+    """Keepers have had their time to take in what the dead ranks had told them."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed:
+    """Nothing is waited for any more: the next generation may begin."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreateAgain:
+    """The storage refused the generation's file a while ago."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Lifecycle:
+    """`put` queues an event for the coordinator, to be handled after those that are there already."""
+
+    config: CoordinatorConfig
+    archive: RunArchive
+    ledger: Ledger
+    mail: Mailboxes
+    saves: Saves
+    keepers: KeeperRoster
+    reports: ReportSequence
+    budget: FailureBudget
+    rendezvous: rv.Rendezvous
+    outcome: Outcome
+    put: Callable[[Any], None]
+    restore_failed: str | None = None
+    checkpoint: str | None = None
+    _restore_order: RestoreOrder | None = None
+    _judging: rv.Failure | None = None
+    _refused_since: float | None = None
+    _waiting: asyncio.Task[None] | None = None
+
+    async def carry_out(self, decisions: Sequence[rv.Decision]) -> None:
+        for decision in decisions:
+            match decision:
+                case rv.CreateGeneration():
+                    await self.create_generation()
+                case rv.StartRanks():
+                    self._start_ranks(decision)
+                case rv.EndRanks():
+                    self._end_ranks(decision)
+                case rv.Judge():
+                    self._drain(decision.failure)
+                case rv.AllFinished():
+                    self._finish(decision)
+
+    async def create_generation(self) -> None:
+        """Choose what to restore and create the generation's file; called again when the last keeper has joined."""
+        if self.rendezvous.phase is not rv.Phase.CREATING or not self.keepers.complete():
+            return
+        try:
+            created = await asyncio.to_thread(
+                recovery.create_generation,
+                self.archive,
+                run_dir=self.config.run_dir,
+                committed=frozenset(self.saves.committed),
+                driver=self.config.driver,
+                reason=self.rendezvous.reason,
+                world_size=len(self.rendezvous.members),
+                on_quarantine=self._note_quarantine,
+            )
+        except OSError as error:
+            self._create_later(error)
+            return
+        self._refused_since = None
+        record = created.record
+        for name, why in created.passed:
+            logger.warning("lastgood: checkpoint %s is passed over: %s", name, why)
+        self.restore_failed = None
+        self.saves.restoring = record.parent
+        self.saves.generation_started(created.generations, record.world_size)
+        self.budget.generation_started(record.restored_step)
+        self._restore_order = (
+            RestoreOrder(checkpoint=record.parent, step=record.restored_step) if record.parent else None
+        )
+        await self.carry_out(self.rendezvous.created(record.number))
+        self.ledger.append(
+            "generation",
+            generation=record.number,
+            driver=self.config.driver,
+            reason=record.reason,
+            restored_step=record.restored_step,
+            source=record.source,
+            checkpoint=record.parent,
+            ranks=record.world_size,
+        )
+
+    def _create_later(self, error: OSError) -> None:
+        """Storage that refuses a generation's file may come back; nothing trains meanwhile, so not for ever."""
+        self._refused_since = self._refused_since or time.monotonic()
+        if time.monotonic() - self._refused_since > self.config.recovery.save_timeout_seconds:
+            self.stop(f"no generation could be started in {self.config.run_dir}: {error}", "EnvironmentProblem")
+            return
+        logger.warning("lastgood: the next generation cannot be started yet: %s", error)
+        asyncio.get_running_loop().call_later(_RETRY_SECONDS, self.put, CreateAgain())
+
+    def _note_quarantine(self, checkpoint: str, reason: str) -> None:
+        self.ledger.append("quarantine", checkpoint=checkpoint, reason=reason)
+
+    def _start_ranks(self, decision: rv.StartRanks) -> None:
+        for rank, agent in enumerate(decision.agents):
+            self.mail.post(
+                agent,
+                StartRank(
+                    generation=decision.generation,
+                    rank=rank,
+                    local_rank=self.rendezvous.members[rank].joined.local_rank,
+                    world_size=len(decision.agents),
+                    store_host=decision.store_host,
+                    store_port=decision.store_port,
+                    restore=self._restore_order,
+                ),
+            )
+
+    def _end_ranks(self, decision: rv.EndRanks) -> None:
+        for agent in decision.agents:
+            self.mail.post(agent, KillRank(generation=decision.generation))
+        asyncio.get_running_loop().call_later(_END_SECONDS, self.put, Overdue(decision.generation))
+
+    # ------------------------------------------------------------ failures
+
+    def _drain(self, failure: rv.Failure) -> None:
+        """A generation is over: first let the keepers take in what its ranks had still told them."""
+        self._judging = failure
+        self.keepers.await_drained()
+        self.keepers.post_all(EndGeneration(generation=failure.generation))
+        asyncio.get_running_loop().call_later(_DRAIN_SECONDS, self.put, DrainOverdue(failure.generation))
+
+    async def drained(self, keeper: str | None, generation: int) -> None:
+        """A keeper (None: time) says that the generation's ranks have nothing more to tell."""
+        failure = self._judging
+        if failure is not None and failure.generation == generation and self.keepers.drained(keeper):
+            self._judging = None
+            await self._judge(failure)
+
+    async def _judge(self, failure: rv.Failure) -> None:
+        """Write down why the generation ended, and go on or stop."""
+        self.ledger.append("failure", **recovery.describe(failure), restore_failed=self.restore_failed)
+        self.saves.generation_ended(failure.generation)
+        if self.restore_failed is not None and self.saves.restoring is not None:
+            await asyncio.to_thread(self.archive.quarantine, self.saves.restoring, self.restore_failed)
+            self._note_quarantine(self.saves.restoring, self.restore_failed)
+            self.put(Proceed("restore_failed"))
+            return
+        error = failure.first.error
+        if error is not None and error.exit_code != LastgoodError.exit_code:
+            self.stop(recovery.stop_message(failure, "repeating it cannot help"), error.type)
+            return
+        verdict = self.budget.failure(failure.first.kind, max(failure.step, 0))
+        if isinstance(verdict, Stop):
+            self.stop(recovery.stop_message(failure, verdict.reason), "TrainingFailed")
+            return
+        self._wait_in_background(self._settle(verdict.delay_seconds))
+
+    async def _settle(self, delay_seconds: float) -> None:
+        """Before the next generation: the budget's pause, and saves under way, whose steps need not be trained
+        again."""
+        await asyncio.gather(asyncio.sleep(delay_seconds), self.saves.settle(_SETTLE_SECONDS))
+        self.put(Proceed("failure"))
+
+    def _wait_in_background(self, waiting: Coroutine[Any, Any, None]) -> None:
+        # Beside the queue of events, which bring what is waited for.
+        self._waiting = asyncio.get_running_loop().create_task(waiting)
+
+    # ------------------------------------------------------------ the end
+
+    def _finish(self, decision: rv.AllFinished) -> None:
+        finished = decision.finished
+        metrics = {**finished.metrics, "step": finished.step}
+        self.reports.metrics(metrics)
+        self.reports.flush()
+        self.ledger.append("finished", generation=decision.generation, step=finished.step, protected=finished.protected)
+        self._end(
+            Outcome(
+                ended=True,
+                step=finished.step,
+                generation=decision.generation,
+                metrics=metrics,
+                checkpoint=self.checkpoint or recovery.newest_checkpoint(self.archive),
+            )
+        )
+
+    def stop(self, error: str, error_type: str) -> None:
+        """End the run with an error; the first one counts."""
+        if self.outcome.ended:
+            return
+        self.ledger.append("stopped", reason=error, error_type=error_type)
+        for decision in self.rendezvous.stop():
+            if isinstance(decision, rv.EndRanks):
+                self._end_ranks(decision)
+        self._end(Outcome(ended=True, error=error, error_type=error_type, generation=self.rendezvous.generation))
+
+    def _end(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        for member in self.rendezvous.members.values():
+            self.mail.post(member.joined.agent, Finish(last_report=self.reports.last))
