@@ -4,7 +4,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.installed-$(shell cksum < pyproject.toml | tr -d ' ')
 
-.PHONY: setup demo test check clean
+.PHONY: setup demo test check bench-recovery clean
 
 setup: $(STAMP)
 
@@ -27,6 +27,9 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+bench-recovery: $(STAMP)
+	$(BIN)/python tests/benchmarks/recovery.py $(ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

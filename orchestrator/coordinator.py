@@ -205,6 +205,7 @@ class Coordinator:
             case RankFinished():
                 rendezvous.rank_finished(event)
             case RankExited():
+                self._life.notice_exit(event.generation)
                 await self._life.carry_out(rendezvous.exited(event))
             case AgentFailed():
                 self._life.stop(event.message, "CallerError")

@@ -8,6 +8,7 @@ name their driver), and what they still write cannot be restored (generations ar
 import contextlib
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from workers.errors import EnvironmentProblem
 from workers.link import NAMESPACE
 
 RAY_VERSIONS = SpecifierSet(">=2.60,<2.61")
+_RAY_POLL_VARIABLE = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
+_RAY_POLL_SECONDS = "0.5"
 _OUTCOME_SECONDS = 30.0
 _START_SECONDS = 60.0
 _RETRY_SECONDS = 0.1
@@ -119,6 +122,22 @@ def start_coordinator(config: CoordinatorConfig) -> Any:
         coordinator.outcome.remote(), timeout=_START_SECONDS
     )  # an error in its constructor would only hang the agents
     return coordinator
+
+
+@contextlib.contextmanager
+def ray_polling_often() -> Iterator[None]:
+    """Have Ray Train look at its workers twice a second, unless the user has set how often.
+
+    By default it looks every 2 s: as long does a lost agent go unnoticed, and each report wait for the next look.
+    """
+    if _RAY_POLL_VARIABLE in os.environ:
+        yield
+        return
+    os.environ[_RAY_POLL_VARIABLE] = _RAY_POLL_SECONDS
+    try:
+        yield
+    finally:
+        del os.environ[_RAY_POLL_VARIABLE]
 
 
 def ask_outcome(coordinator: Any) -> Outcome | None:

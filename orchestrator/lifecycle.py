@@ -75,6 +75,7 @@ class Lifecycle:
     outcome: Outcome
     put: Callable[[Any], None]
     restore_failed: str | None = None
+    _noticed_at: float | None = None
     checkpoint: str | None = None
     _restore_order: RestoreOrder | None = None
     _judging: rv.Failure | None = None
@@ -170,6 +171,11 @@ class Lifecycle:
 
     # ------------------------------------------------------------ failures
 
+    def notice_exit(self, generation: int) -> None:
+        """A rank has ended; the first one of a running generation is when a failure, if it is one, was noticed."""
+        if generation == self.rendezvous.generation and self.rendezvous.phase is rv.Phase.RUNNING:
+            self._noticed_at = time.time()
+
     def _drain(self, failure: rv.Failure) -> None:
         """A generation is over: first let the keepers take in what its ranks had still told them."""
         self._judging = failure
@@ -186,7 +192,12 @@ class Lifecycle:
 
     async def _judge(self, failure: rv.Failure) -> None:
         """Write down why the generation ended, and go on or stop."""
-        self.ledger.append("failure", **recovery.describe(failure), restore_failed=self.restore_failed)
+        self.ledger.append(
+            "failure",
+            **recovery.describe(failure),
+            noticed_at=self._noticed_at,
+            restore_failed=self.restore_failed,
+        )
         self.saves.generation_ended(failure.generation)
         if self.restore_failed is not None and self.saves.restoring is not None:
             await asyncio.to_thread(self.archive.quarantine, self.saves.restoring, self.restore_failed)

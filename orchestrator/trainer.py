@@ -148,7 +148,8 @@ class SupervisedTrainer:
             run_config=run_config,
         )
         try:
-            return trainer.fit(), None
+            with driver.ray_polling_often():
+                return trainer.fit(), None
         except Exception as error:
             return None, error
 
