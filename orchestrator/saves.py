@@ -81,7 +81,9 @@ class Saves:
         held = event.snapshot
         failpoint.hit("snapshot.known", rank=held.rank, step=held.step, generation=held.generation)
         self._carry_out(
-            self._machine.snapshotted(held.rank, held.generation, held.step, attempt=held.attempt, at=_now())
+            self._machine.snapshotted(
+                held.rank, held.generation, held.step, attempt=held.attempt, again=event.again, at=_now()
+            )
         )
 
     def skipped(self, event: SnapshotSkipped) -> None:

@@ -170,7 +170,11 @@ class Keeper:
                     memory.attempts = {key: memory.attempts[key] for key in held & memory.attempts.keys()}
                     memory.snapshot_at[generation, step] = at
                 self._link.tell(
-                    Snapshotted(keeper=self._name, snapshot=HeldSnapshot(rank=rank, generation=generation, step=step))
+                    Snapshotted(
+                        keeper=self._name,
+                        snapshot=HeldSnapshot(rank=rank, generation=generation, step=step),
+                        again=bool(message.get("again")),
+                    )
                 )
             case "skipped":
                 self._link.tell(

@@ -246,8 +246,11 @@ class KeeperJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshotted:
+    """`again`: the rank wants this step saved also if it is committed already, for it knows more of it now."""
+
     keeper: str
     snapshot: HeldSnapshot
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

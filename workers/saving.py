@@ -2,7 +2,7 @@
 
 Invariants: a save that nobody waits for costs the loop no more than the copy, and is skipped if no slot is free; one
 that is waited for ends with the coordinator's word on it or at its deadline; a step whose save was committed is not
-saved again, and one whose save was given up is, which all ranks do alike.
+saved again unless it is forgotten, and one whose save was given up is, which all ranks do alike.
 """
 
 import logging
@@ -34,6 +34,7 @@ class Saver:
         self._page = page
         self._snapshots = SnapshotWriter(orders)
         self._snapshot_step = -1
+        self._again_step = -1
         self._outcomes: dict[int, tuple[bool, str]] = {}
 
     def check_memory(self, state: TrainingState) -> None:
@@ -65,6 +66,13 @@ class Saver:
         self._snapshot_step = -1
         return False
 
+    def forget(self, step: int) -> None:
+        """Have this step saved once more, though it was saved already: more is known of it now."""
+        if self._outcomes.get(step, (False, ""))[0]:
+            del self._outcomes[step]
+            self._snapshot_step = -1
+            self._again_step = step
+
     def take_notices(self, step: int, wait_seconds: float = 0.0) -> None:
         """Read what the agent has sent, and give the slots to a keeper that has come back."""
         self._snapshots.reconnect_if_lost()
@@ -89,6 +97,7 @@ class Saver:
             taken = self._snapshots.take(
                 capture,
                 step=step,
+                again=step == self._again_step,
                 wait_seconds=0.0 if deadline is None else max(0.0, deadline - time.monotonic()),
             )
             if taken or deadline is None or time.monotonic() >= deadline:

@@ -352,6 +352,9 @@ class Session:
         if order is not None and order.step == self.step:
             return
         self._progress = replace(self._progress, finished=True)
+        if self._loader is not None:
+            # A `save_now(wait=True)` in the loop's last round did not know that it was the last.
+            self._saver.forget(self.step)
         if not self._save_and_wait():
             logger.error("rank %d: the last step, %d, could not be saved", self.rank, self.step)
 

@@ -7,6 +7,7 @@ gets them back.
 """
 
 import contextlib
+import logging
 import os
 import select
 import time
@@ -22,6 +23,8 @@ from workers.errors import EnvironmentProblem
 from workers.orders import RankOrders
 from workers.state.training import TrainingState
 from workers.wire import Channel, connect
+
+logger = logging.getLogger("lastgood")
 
 _CONNECT_SECONDS = 30.0
 _POLL_SECONDS = 0.002
@@ -50,7 +53,9 @@ class SnapshotWriter:
                 f"memory; lower RecoveryConfig.snapshot_slots, raise memory_fraction_max, or use more nodes"
             )
 
-    def take(self, capture: Callable[[], CapturedState], *, step: int, wait_seconds: float) -> bool:
+    def take(
+        self, capture: Callable[[], CapturedState], *, step: int, wait_seconds: float, again: bool = False
+    ) -> bool:
         """Copy the state into a free slot and tell the keeper; False if there is none in time or the keeper is gone."""
         self.reconnect_if_lost()
         if self._keeper is None:
@@ -80,9 +85,14 @@ class SnapshotWriter:
             )
             slot.complete(image_bytes)
             failpoint.hit("snapshot.complete", **context)
-            self._send("snapshot", step=step, slot=index, at=time.time())
+            self._send("snapshot", step=step, slot=index, again=again, at=time.time())
         except OSError:
             return False  # the keeper has just died; a slot that is complete is handed to its successor
+        except EnvironmentProblem as problem:
+            # The state has grown, and there is no memory for it: unprotected training is better than none.
+            logger.error("rank %d: step %d is not saved: %s", self._orders.rank, step, problem)
+            self._send("skipped", step=step, reason=str(problem))
+            return False
         return True
 
     def _free_slot(self, image_bytes: int, wait_seconds: float) -> int | None:

@@ -99,8 +99,10 @@ class CommitMachine:
         self._limits: dict[int, int | None] = {}
         self._saves: dict[_Key, _Save] = {}
         self._over_upto = -1  # in the current generation no save begins any more up to this step
-        # But for this one, the newest that was given up, which ranks may take again; and its last attempt.
-        self._again: tuple[_Key, int] | None = None
+        # But for these, with their last attempts: the newest one that was given up, and the newest that was committed,
+        # which is taken again only if the ranks say that they mean it.
+        self._again: dict[_Key, int] = {}
+        self._again_if_asked: dict[_Key, int] = {}
         # The newest state on the lineage that got complete in memory. Kept until there is a newer one, also when a
         # keeper is lost: its ranks may hand their memory over again.
         self._in_memory: _Key | None = None
@@ -118,7 +120,7 @@ class CommitMachine:
         highest = max(record.number for record in generations)
         if highest <= self._current:
             return []
-        self._current, self._over_upto, self._again = highest, -1, None
+        self._current, self._over_upto, self._again, self._again_if_asked = highest, -1, {}, {}
         self._worlds = {record.number: frozenset(range(record.world_size)) for record in generations}
         self._limits = {link.generation: link.step_max for link in chain(generations)}
         self._hear_of(highest)
@@ -131,8 +133,12 @@ class CommitMachine:
             self._in_memory = max((save.key for save in self._open() if save.complete), default=None)
         return self._decide(at)
 
-    def snapshotted(self, rank: int, generation: int, step: int, *, at: float, attempt: int = 0) -> list[Decision]:
+    def snapshotted(
+        self, rank: int, generation: int, step: int, *, at: float, attempt: int = 0, again: bool = False
+    ) -> list[Decision]:
         """A rank's snapshot of this step lies complete in its keeper's memory.
+
+        `again`: it is to be saved also if this step is committed already.
 
         While rebuilding, `attempt` is the last one of it that the keeper was ordered to write, 0 if there was none.
         """
@@ -142,6 +148,8 @@ class CommitMachine:
                 save.snapshotted.add(rank)
                 save.reported(attempt)
             return []
+        if again:
+            self._again |= self._again_if_asked
         save = self._find(rank, (generation, step))
         self._rank_is_past(rank, (generation, step))
         if save is None:
@@ -217,6 +225,7 @@ class CommitMachine:
             self._found_committed.add((generation, step))
         elif save is not None and save.phase is _Phase.COMMITTING and save.attempt == attempt:
             del self._saves[save.key]
+            self._again_if_asked = {save.key: save.attempt}
         return self._decide(at)
 
     def commit_failed(
@@ -295,8 +304,8 @@ class CommitMachine:
     def _find(self, rank: int, key: _Key) -> _Save | None:
         """The save that a rank's snapshot belongs to; None if it comes too late or makes no sense."""
         generation, step = key
-        taken_again = self._again is not None and self._again[0] == key
-        if key not in self._saves and (generation != self._current or (step <= self._over_upto and not taken_again)):
+        over = step <= self._over_upto and key not in self._again
+        if key not in self._saves and (generation != self._current or over):
             return None
         return self._take(rank, key)
 
@@ -308,7 +317,7 @@ class CommitMachine:
         ranks = self._worlds.get(key[0], frozenset())
         if rank not in ranks:
             return None
-        attempt = self._again[1] if self._again is not None and self._again[0] == key else 0
+        attempt = self._again.get(key, 0)
         return self._saves.setdefault(key, _Save(generation=key[0], step=key[1], ranks=ranks, attempt=attempt))
 
     def _over(self, key: _Key) -> None:
@@ -322,7 +331,7 @@ class CommitMachine:
         if save.phase is _Phase.COLLECTING:
             save.phase = _Phase.READY
         self._over(save.key)
-        self._again = None
+        self._again, self._again_if_asked = {}, {}
         self._in_memory = max(save.key, self._in_memory or save.key)
         for older in self._open():
             if older.key < save.key and not older.under_way:
@@ -356,7 +365,7 @@ class CommitMachine:
         if self._saves.pop(save.key, None) is None:
             return
         if again and save.generation == self._current and save.step >= self._over_upto:
-            self._again = (save.key, save.attempt)
+            self._again = {save.key: save.attempt}
         self._over(save.key)
         if save.under_way:
             self._abandon(save, reason, final=True)

@@ -104,6 +104,28 @@ def test_events_that_come_twice_change_nothing() -> None:
     assert run.machine.idle
 
 
+def test_a_committed_step_is_saved_once_more_as_the_next_attempt_if_the_ranks_mean_it() -> None:
+    run = Driven()
+    run.snapshot(20)
+    run.persisted(20)
+    run.committed(20)
+    machine = run.machine
+    assert [d for d in machine.snapshotted(0, 1, 20, at=0.0, again=True) if not isinstance(d, Release)] == []
+    decisions = machine.snapshotted(1, 1, 20, at=0.0, again=True)
+    assert [d for d in decisions if isinstance(d, Persist)] == [Persist(generation=1, step=20, attempt=2, ranks=(0, 1))]
+
+
+def test_an_older_step_is_not_saved_once_more_even_if_asked() -> None:
+    run = Driven()
+    for step in (20, 40):
+        run.snapshot(step)
+        run.persisted(step)
+        run.committed(step)
+    for rank in (0, 1):
+        decisions = run.machine.snapshotted(rank, 1, 20, at=0.0, again=True)
+        assert all(isinstance(decision, Release) for decision in decisions)
+
+
 def test_one_save_is_written_at_a_time_and_the_newest_complete_one_is_next() -> None:
     run = Driven()
     run.snapshot(20)

@@ -24,8 +24,16 @@ def test_a_step_that_is_committed_is_not_waited_for_again(rig: Rig) -> None:
     with rig.answering([True]):
         assert loop.session.save_now(wait=True)
     assert loop.session.save_now(wait=True)
-    loop.session.finish()
     assert rig.keeper.snapshot_steps() == []
+
+
+def test_a_step_that_turns_out_to_be_the_last_is_saved_once_more_and_says_so(rig: Rig) -> None:
+    loop = Loop(rig.session()).track().restore()
+    loop.train(1)
+    with rig.answering([True, True]):  # ends only when two snapshots were taken
+        assert loop.session.save_now(wait=True)
+        loop.session.finish()
+    assert loop.session.progress.finished
 
 
 def test_a_save_that_was_given_up_is_taken_again(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
