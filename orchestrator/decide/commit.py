@@ -19,11 +19,10 @@ be repeated then, so a keeper answers one that it has carried out, or is carryin
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from enum import Enum
 
 from orchestrator.decide.lineage import GenerationRecord, chain
 from orchestrator.decide.orders import ALL_STEPS, Abandon, Commit, Decision, Persist, Release, Skip
+from orchestrator.decide.save import Key, Phase, Save
 from workers.checkpoint.manifest import ShardRecord, checkpoint_name
 
 __all__ = ["ALL_STEPS", "Abandon", "Commit", "CommitMachine", "Decision", "Persist", "Release", "Skip"]
@@ -34,54 +33,6 @@ RETRY_SECONDS_BASE = 1.0
 """Wait before the second try; twice as long before the third."""
 
 _GENERATION_ENDED = "its generation ended before all ranks had a snapshot"
-_Key = tuple[int, int]  # generation and step: ordered as the states of one lineage are
-
-
-class _Phase(Enum):
-    COLLECTING = "collecting"
-    READY = "ready"
-    WRITING = "writing"
-    COMMITTING = "committing"
-
-
-@dataclass(slots=True, kw_only=True)
-class _Save:
-    generation: int
-    step: int
-    ranks: frozenset[int]
-    phase: _Phase = _Phase.COLLECTING
-    snapshotted: set[int] = field(default_factory=set)
-    attempt: int = 0  # the last one that was ordered
-    receipts: dict[int, ShardRecord] = field(default_factory=dict)  # of this attempt, by rank
-    failures: int = 0
-    retry_at: float | None = None
-
-    @property
-    def key(self) -> _Key:
-        return self.generation, self.step
-
-    @property
-    def complete(self) -> bool:
-        return self.snapshotted == self.ranks
-
-    @property
-    def under_way(self) -> bool:
-        return self.phase in (_Phase.WRITING, _Phase.COMMITTING)
-
-    @property
-    def unwritten(self) -> tuple[int, ...]:
-        return tuple(sorted(self.ranks - self.receipts.keys()))
-
-    def awaits(self, phase: _Phase, attempt: int) -> bool:
-        """Whether an answer about this attempt is news."""
-        return self.phase is phase and self.attempt == attempt and self.retry_at is None
-
-    def reported(self, attempt: int) -> bool:
-        """Take in that a keeper knows of this attempt; whether it is the newest known."""
-        if attempt > self.attempt:
-            self.attempt = attempt
-            self.receipts.clear()
-        return attempt == self.attempt
 
 
 class CommitMachine:
@@ -93,19 +44,19 @@ class CommitMachine:
 
     def __init__(self, *, rebuilding: bool = False) -> None:
         self._rebuilding = rebuilding
-        self._found_committed: set[_Key] = set()  # used while rebuilding
+        self._found_committed: set[Key] = set()  # used while rebuilding
         self._current = 0
         self._worlds: dict[int, frozenset[int]] = {}
         self._limits: dict[int, int | None] = {}
-        self._saves: dict[_Key, _Save] = {}
+        self._saves: dict[Key, Save] = {}
         self._over_upto = -1  # in the current generation no save begins any more up to this step
         # But for these, with their last attempts: the newest one that was given up, and the newest that was committed,
         # which is taken again only if the ranks say that they mean it.
-        self._again: dict[_Key, int] = {}
-        self._again_if_asked: dict[_Key, int] = {}
+        self._again: dict[Key, int] = {}
+        self._again_if_asked: dict[Key, int] = {}
         # The newest state on the lineage that got complete in memory. Kept until there is a newer one, also when a
         # keeper is lost: its ranks may hand their memory over again.
-        self._in_memory: _Key | None = None
+        self._in_memory: Key | None = None
         self._released: dict[int, Release] = {}
         self._decisions: list[Decision] = []
 
@@ -127,7 +78,7 @@ class CommitMachine:
         for save in self._open():
             if not self._on_lineage(save.key):
                 self._give_up(save, f"generation {highest} does not continue from it")
-            elif save.phase is _Phase.COLLECTING:
+            elif save.phase is Phase.COLLECTING:
                 self._give_up(save, _GENERATION_ENDED)
         if self._in_memory is not None and not self._on_lineage(self._in_memory):
             self._in_memory = max((save.key for save in self._open() if save.complete), default=None)
@@ -164,7 +115,7 @@ class CommitMachine:
             return []
         save = self._find(rank, (generation, step))
         self._rank_is_past(rank, (generation, step))
-        if save is not None and save.phase is _Phase.COLLECTING and rank not in save.snapshotted:
+        if save is not None and save.phase is Phase.COLLECTING and rank not in save.snapshotted:
             self._give_up(save, f"rank {rank} made no snapshot: {reason}", again=True)
         return self._decide(at)
 
@@ -178,7 +129,7 @@ class CommitMachine:
                 known.receipts[rank] = shard
             return []
         save = self._saves.get((generation, step))
-        if save is not None and save.awaits(_Phase.WRITING, attempt) and rank in save.ranks:
+        if save is not None and save.awaits(Phase.WRITING, attempt) and rank in save.ranks:
             save.receipts[rank] = shard
             if not save.unwritten:
                 self._commit(save)
@@ -189,7 +140,7 @@ class CommitMachine:
     ) -> list[Decision]:
         """A keeper could not write or verify its shard; `transient` if another attempt may succeed."""
         save = self._saves.get((generation, step))
-        if save is not None and save.awaits(_Phase.WRITING, attempt) and rank in save.ranks:
+        if save is not None and save.awaits(Phase.WRITING, attempt) and rank in save.ranks:
             self._failed(save, f"rank {rank}: {error}", transient, at)
         return self._decide(at)
 
@@ -201,10 +152,10 @@ class CommitMachine:
             if not gone:
                 continue
             save.snapshotted -= gone
-            if save.phase is _Phase.WRITING and (save.retry_at is not None or gone & set(save.unwritten)):
+            if save.phase is Phase.WRITING and (save.retry_at is not None or gone & set(save.unwritten)):
                 self._unbegin(save, f"the keeper of rank {min(gone)} is lost")
-            elif save.phase is _Phase.READY:
-                save.phase = _Phase.COLLECTING
+            elif save.phase is Phase.READY:
+                save.phase = Phase.COLLECTING
         return self._decide(at)
 
     def generation_ended(self, generation: int, *, at: float) -> list[Decision]:
@@ -214,7 +165,7 @@ class CommitMachine:
         """
         if generation == self._current and not self._rebuilding:
             self._over_upto = ALL_STEPS
-            for save in self._open(_Phase.COLLECTING):
+            for save in self._open(Phase.COLLECTING):
                 self._give_up(save, _GENERATION_ENDED)
         return self._decide(at)
 
@@ -223,7 +174,7 @@ class CommitMachine:
         save = self._saves.get((generation, step))
         if self._rebuilding:
             self._found_committed.add((generation, step))
-        elif save is not None and save.phase is _Phase.COMMITTING and save.attempt == attempt:
+        elif save is not None and save.phase is Phase.COMMITTING and save.attempt == attempt:
             del self._saves[save.key]
             self._again_if_asked = {save.key: save.attempt}
         return self._decide(at)
@@ -233,7 +184,7 @@ class CommitMachine:
     ) -> list[Decision]:
         """The manifest could not be written; `transient` if writing it again, with the same shards, may succeed."""
         save = self._saves.get((generation, step))
-        if save is not None and save.awaits(_Phase.COMMITTING, attempt):
+        if save is not None and save.awaits(Phase.COMMITTING, attempt):
             self._failed(save, error, transient, at)
         return self._decide(at)
 
@@ -254,12 +205,12 @@ class CommitMachine:
         begun = [save for save in self._open() if save.attempt and (save.complete or not save.unwritten)]
         if begun:
             save = max(begun, key=lambda save: (not save.unwritten, save.key))
-            save.phase = _Phase.WRITING
+            save.phase = Phase.WRITING
             self._order(save) if save.unwritten else self._commit(save)
         for save in self._open():
             if save.key in self._saves:
                 self._check_complete(save)
-        for save in self._open(_Phase.COLLECTING):
+        for save in self._open(Phase.COLLECTING):
             for rank in save.snapshotted:
                 self._rank_is_past(rank, save.key)
             if save.generation != self._current:
@@ -277,7 +228,7 @@ class CommitMachine:
     @property
     def idle(self) -> bool:
         """Whether nothing is being saved or waits to be: no commit will come before another snapshot does."""
-        return all(save.phase is _Phase.COLLECTING for save in self._open())
+        return all(save.phase is Phase.COLLECTING for save in self._open())
 
     @property
     def wakeup_at(self) -> float | None:
@@ -286,12 +237,12 @@ class CommitMachine:
 
     # Rules
 
-    def _open(self, phase: _Phase | None = None) -> list[_Save]:
+    def _open(self, phase: Phase | None = None) -> list[Save]:
         """The saves that are not over, in the order of time."""
         saves = (self._saves[key] for key in sorted(self._saves))
         return [save for save in saves if phase is None or save.phase is phase]
 
-    def _on_lineage(self, key: _Key) -> bool:
+    def _on_lineage(self, key: Key) -> bool:
         generation, step = key
         if generation not in self._limits:
             return False
@@ -301,7 +252,7 @@ class CommitMachine:
     def _hear_of(self, generation: int) -> None:
         self._released.setdefault(generation, Release(generation=generation, upto_step=-1, keep=()))
 
-    def _find(self, rank: int, key: _Key) -> _Save | None:
+    def _find(self, rank: int, key: Key) -> Save | None:
         """The save that a rank's snapshot belongs to; None if it comes too late or makes no sense."""
         generation, step = key
         over = step <= self._over_upto and key not in self._again
@@ -309,27 +260,27 @@ class CommitMachine:
             return None
         return self._take(rank, key)
 
-    def _reported(self, rank: int, key: _Key) -> _Save | None:
+    def _reported(self, rank: int, key: Key) -> Save | None:
         """The save that a keeper's report belongs to; None if it can never count."""
         return self._take(rank, key) if self._on_lineage(key) else None
 
-    def _take(self, rank: int, key: _Key) -> _Save | None:
+    def _take(self, rank: int, key: Key) -> Save | None:
         ranks = self._worlds.get(key[0], frozenset())
         if rank not in ranks:
             return None
         attempt = self._again.get(key, 0)
-        return self._saves.setdefault(key, _Save(generation=key[0], step=key[1], ranks=ranks, attempt=attempt))
+        return self._saves.setdefault(key, Save(generation=key[0], step=key[1], ranks=ranks, attempt=attempt))
 
-    def _over(self, key: _Key) -> None:
+    def _over(self, key: Key) -> None:
         if key[0] == self._current:
             self._over_upto = max(self._over_upto, key[1])
 
-    def _check_complete(self, save: _Save) -> None:
+    def _check_complete(self, save: Save) -> None:
         """When all ranks have this step, nobody needs an older one that is not being written."""
         if not save.complete:
             return
-        if save.phase is _Phase.COLLECTING:
-            save.phase = _Phase.READY
+        if save.phase is Phase.COLLECTING:
+            save.phase = Phase.READY
         self._over(save.key)
         self._again, self._again_if_asked = {}, {}
         self._in_memory = max(save.key, self._in_memory or save.key)
@@ -337,31 +288,31 @@ class CommitMachine:
             if older.key < save.key and not older.under_way:
                 self._give_up(older, f"the snapshot of step {save.step} is newer and complete")
 
-    def _rank_is_past(self, rank: int, key: _Key) -> None:
+    def _rank_is_past(self, rank: int, key: Key) -> None:
         """A rank snapshots in the order of steps: what it has not reported by now it never will."""
         if rank not in self._worlds.get(key[0], frozenset()):
             return
-        for save in self._open(_Phase.COLLECTING):
+        for save in self._open(Phase.COLLECTING):
             if save.key < key and rank not in save.snapshotted:
                 self._give_up(save, f"rank {rank} made no snapshot")
 
-    def _failed(self, save: _Save, reason: str, transient: bool, at: float) -> None:
+    def _failed(self, save: Save, reason: str, transient: bool, at: float) -> None:
         save.failures += 1
         if not transient or save.failures >= FAILURES_MAX:
             self._give_up(save, reason, again=True)
-        elif save.phase is _Phase.WRITING and not save.complete:
+        elif save.phase is Phase.WRITING and not save.complete:
             self._unbegin(save, f"{reason}; and a keeper that would have to write again is lost")
         else:
             save.retry_at = at + RETRY_SECONDS_BASE * 2.0 ** (save.failures - 1)
-            if save.phase is _Phase.WRITING:
+            if save.phase is Phase.WRITING:
                 self._abandon(save, reason, final=False)
 
-    def _unbegin(self, save: _Save, reason: str) -> None:
+    def _unbegin(self, save: Save, reason: str) -> None:
         """The attempt fails for want of snapshots; another follows if they turn up again."""
         self._abandon(save, reason, final=False)
-        save.phase, save.retry_at = _Phase.COLLECTING, None
+        save.phase, save.retry_at = Phase.COLLECTING, None
 
-    def _give_up(self, save: _Save, reason: str, *, again: bool = False) -> None:
+    def _give_up(self, save: Save, reason: str, *, again: bool = False) -> None:
         if self._saves.pop(save.key, None) is None:
             return
         if again and save.generation == self._current and save.step >= self._over_upto:
@@ -372,21 +323,21 @@ class CommitMachine:
         else:
             self._decisions.append(Skip(generation=save.generation, step=save.step, reason=reason))
 
-    def _abandon(self, save: _Save, reason: str, *, final: bool) -> None:
+    def _abandon(self, save: Save, reason: str, *, final: bool) -> None:
         generation, step, attempt = save.generation, save.step, save.attempt
         self._decisions.append(Abandon(generation=generation, step=step, attempt=attempt, reason=reason, final=final))
 
-    def _persist(self, save: _Save) -> None:
-        save.phase, save.attempt, save.retry_at = _Phase.WRITING, save.attempt + 1, None
+    def _persist(self, save: Save) -> None:
+        save.phase, save.attempt, save.retry_at = Phase.WRITING, save.attempt + 1, None
         save.receipts.clear()
         self._order(save)
 
-    def _order(self, save: _Save) -> None:
+    def _order(self, save: Save) -> None:
         generation, step, attempt = save.generation, save.step, save.attempt
         self._decisions.append(Persist(generation=generation, step=step, attempt=attempt, ranks=save.unwritten))
 
-    def _commit(self, save: _Save) -> None:
-        save.phase, save.retry_at = _Phase.COMMITTING, None
+    def _commit(self, save: Save) -> None:
+        save.phase, save.retry_at = Phase.COMMITTING, None
         generation, step, attempt = save.generation, save.step, save.attempt
         shards = tuple(save.receipts[rank] for rank in sorted(save.ranks))
         self._decisions.append(Commit(generation=generation, step=step, attempt=attempt, shards=shards))
@@ -396,14 +347,14 @@ class CommitMachine:
         if self._rebuilding:
             return []
         under_way = next((save for save in self._open() if save.under_way), None)
-        ready = next(iter(self._open(_Phase.READY)), None)  # there is never more than one
+        ready = next(iter(self._open(Phase.READY)), None)  # there is never more than one
         retry_at = under_way.retry_at if under_way is not None else None
         if under_way is not None and retry_at is not None:
-            if under_way.phase is _Phase.WRITING and ready is not None and ready.key > under_way.key:
+            if under_way.phase is Phase.WRITING and ready is not None and ready.key > under_way.key:
                 self._give_up(under_way, f"the snapshot of step {ready.step} is newer and complete")
                 under_way = None
             elif at >= retry_at:
-                self._persist(under_way) if under_way.phase is _Phase.WRITING else self._commit(under_way)
+                self._persist(under_way) if under_way.phase is Phase.WRITING else self._commit(under_way)
         if under_way is None and ready is not None:
             self._persist(ready)
         if answer is not None and answer <= self._current:

@@ -1,0 +1,55 @@
+"""One save as the commit machine (decide/commit.py) sees it."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from workers.checkpoint.manifest import ShardRecord
+
+Key = tuple[int, int]  # generation and step: ordered as the states of one lineage are
+
+
+class Phase(Enum):
+    COLLECTING = "collecting"
+    READY = "ready"
+    WRITING = "writing"
+    COMMITTING = "committing"
+
+
+@dataclass(slots=True, kw_only=True)
+class Save:
+    generation: int
+    step: int
+    ranks: frozenset[int]
+    phase: Phase = Phase.COLLECTING
+    snapshotted: set[int] = field(default_factory=set)
+    attempt: int = 0  # the last one that was ordered
+    receipts: dict[int, ShardRecord] = field(default_factory=dict)  # of this attempt, by rank
+    failures: int = 0
+    retry_at: float | None = None
+
+    @property
+    def key(self) -> Key:
+        return self.generation, self.step
+
+    @property
+    def complete(self) -> bool:
+        return self.snapshotted == self.ranks
+
+    @property
+    def under_way(self) -> bool:
+        return self.phase in (Phase.WRITING, Phase.COMMITTING)
+
+    @property
+    def unwritten(self) -> tuple[int, ...]:
+        return tuple(sorted(self.ranks - self.receipts.keys()))
+
+    def awaits(self, phase: Phase, attempt: int) -> bool:
+        """Whether an answer about this attempt is news."""
+        return self.phase is phase and self.attempt == attempt and self.retry_at is None
+
+    def reported(self, attempt: int) -> bool:
+        """Take in that a keeper knows of this attempt; whether it is the newest known."""
+        if attempt > self.attempt:
+            self.attempt = attempt
+            self.receipts.clear()
+        return attempt == self.attempt
