@@ -143,8 +143,8 @@ class Keeper:
             self._readers[threading.current_thread()] = generation
             self._groups.record(hello["pid"], generation)
             for slot in memory.slots:
-                if slot.state is SlotState.WRITING:
-                    slot.release()  # torn: its writer is dead
+                if slot.state in (SlotState.WRITING, SlotState.TORN):
+                    slot.release()  # its writer is dead
             channel.send("welcome", fds=tuple(slot.fd for slot in memory.slots))
         try:
             while (message := channel.receive()) is not None:

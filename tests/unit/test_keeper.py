@@ -1,5 +1,6 @@
 """The keeper: what it writes and when, what it says of it, and whose snapshots it believes."""
 
+import contextlib
 import errno
 import os
 import select
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fakes import DEADLINE_SECONDS, FakeLink, RankEnd
 
 from workers.checkpoint import persist
 from workers.checkpoint.manifest import checkpoint_name
-from workers.checkpoint.slots import SlotState
+from workers.checkpoint.slots import Slot, SlotState
 from workers.keeper import Keeper, keeper_address
 from workers.messages import (
     EndGeneration,
@@ -103,14 +104,16 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     return Gate(monkeypatch)
 
 
-def slot_descriptors() -> int:
-    """How many descriptors of slots this process, keeper and rank in one, has: each slot's own and its mapping's."""
+def inodes(slots: Iterable[Slot]) -> set[int]:
+    return {os.fstat(slot.fd).st_ino for slot in slots}
+
+
+def descriptors_of(wanted: set[int]) -> int:
+    """How many descriptors of these slots this process, keeper and rank in one, has: each one's own and its map's."""
     found = 0
     for fd in os.listdir("/proc/self/fd"):
-        try:
-            found += "lastgood-slot" in os.readlink(f"/proc/self/fd/{fd}")
-        except FileNotFoundError:
-            continue
+        with contextlib.suppress(OSError):
+            found += os.stat(f"/proc/self/fd/{fd}").st_ino in wanted
     return found
 
 
@@ -217,6 +220,8 @@ def test_a_torn_slot_is_free_again_for_the_next_rank_and_a_complete_one_is_kept(
     dying.snapshot(step=20)
     node.link.wait_for(Snapshotted)
     dying.slots[1].begin(rank=0, generation=1, step=21)
+    os.pwrite(dying.slots[2].fd, b"\xff", 8)  # killed in the middle of the header
+    assert dying.slots[2].state is SlotState.TORN
     dying.close()
     successor = node.rank(generation=2)
     assert [slot.state for slot in successor.slots] == [SlotState.COMPLETE, SlotState.FREE, SlotState.FREE]
@@ -321,20 +326,21 @@ def test_a_slot_that_is_released_during_its_write_is_free_once_that_is_done(node
 
 
 def test_slots_that_were_replaced_are_dropped_at_once_or_when_their_write_is_done(node: Node, gate: Gate) -> None:
-    before = slot_descriptors()
     rank = node.rank()
     rank.give_slots()
+    slots = inodes(rank.slots)
     rank.snapshot(step=20)
     node.link.wait_for(Snapshotted)
     node.order(20)
     assert gate.reached.wait(DEADLINE_SECONDS)
     rank.give_slots(image_bytes=1 << 18)
+    slots |= inodes(rank.slots)
     rank.snapshot(step=21)
     node.link.wait_for(Snapshotted)
-    assert slot_descriptors() - before == 2 * 5  # the rank's two, the keeper's two, and the one being written
+    assert descriptors_of(slots) == 2 * 5  # the rank's two, the keeper's two, and the one being written
     gate.opened.set()
     assert node.link.wait_for(ShardPersisted).step == 20
-    assert slot_descriptors() - before == 2 * 4
+    assert descriptors_of(slots) == 2 * 4
     rank.close()
 
 
