@@ -2,7 +2,6 @@
 its own on every rank, for those are what a restore loses first."""
 
 import random
-import time
 from typing import Any
 
 import numpy as np
@@ -106,7 +105,7 @@ def torchdata_loop(config: dict[str, Any]) -> None:
 
 
 def wide_loop(config: dict[str, Any]) -> None:
-    """A state of several megabytes, so that memory which is not given back shows."""
+    """A state of several megabytes, so that memory which is not given back shows; every step waits for its save."""
     session = workers.get_session()
     torch.manual_seed(0)
     model = nn.Linear(WIDTH, WIDTH)
@@ -118,4 +117,4 @@ def wide_loop(config: dict[str, Any]) -> None:
         optimizer.step()
         optimizer.zero_grad()
         session.end_step()
-        time.sleep(config.get("pace_seconds", 0.0))
+        session.save_now(wait=True)
