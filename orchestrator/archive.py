@@ -18,7 +18,7 @@ directory truncated, changed or deleted by anyone; names that lastgood did not g
 import errno
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -42,6 +42,7 @@ from workers.errors import CheckpointDamaged, EnvironmentProblem, LastgoodError
 GENERATIONS_DIR = "generations"
 QUARANTINE_DIR = "quarantine"
 TRASH_DIR = "trash"
+_VANISHED = "its directory is gone, though it was committed"
 
 _GENERATION_NAME = re.compile(r"(\d{8,})\.json", re.ASCII)
 
@@ -60,6 +61,8 @@ class ScanResult:
 
     generations: all records, lowest first, without those that this driver created in vain (see LineageMoved).
     checkpoints: every committed one, also where its manifest is damaged or, though it was committed, gone.
+    vanished: those that were committed, and whose directory is gone; they may come back with a mount, so they are
+    never quarantined.
     manifests: those that could be read. orphans: attempts without a manifest. quarantined, problems: reasons by name.
     next_number: of the generation to create next.
     """
@@ -70,6 +73,7 @@ class ScanResult:
     orphans: tuple[CheckpointRecord, ...]
     quarantined: Mapping[str, str]
     problems: Mapping[str, str]
+    vanished: tuple[CheckpointRecord, ...]
     next_number: int
 
     @property
@@ -122,7 +126,8 @@ class RunArchive:
         orphans: list[CheckpointRecord] = []
         read: list[Manifest] = []
         problems: dict[str, str] = {}
-        for record in self._attempts(fresh=fresh):
+        attempts = self._attempts(fresh=fresh)
+        for record in attempts:
             files = self._store.list_dir(checkpoint_dir(record.name), fresh=fresh)
             if MANIFEST_FILE not in files and not self._store.exists(checkpoint_dir(record.name)):
                 continue  # deleted while we looked
@@ -146,6 +151,7 @@ class RunArchive:
             orphans=tuple(orphans),
             quarantined=self._quarantined(fresh=fresh),
             problems=problems,
+            vanished=_records(set(committed) - {attempt.name for attempt in attempts}),
             next_number=lineage.next_number(used),
         )
 
@@ -174,10 +180,11 @@ class RunArchive:
         while True:
             scan = self.scan(committed, manifests=False)
             damaged = {name: reason for name, reason in scan.problems.items() if name not in scan.quarantined}
+            vanished = {record.name: _VANISHED for record in scan.vanished}
             choice = ladder.choose(
                 generations=scan.generations,
-                checkpoints=scan.checkpoints,
-                rejected=scan.rejected,
+                checkpoints=(*scan.checkpoints, *scan.vanished),
+                rejected={**vanished, **scan.rejected},
                 unfinished=scan.orphans,
             )
             if isinstance(choice, ladder.Restore):
@@ -326,12 +333,10 @@ class RunArchive:
             return f"{MANIFEST_FILE} cannot be read: {error}"
 
     def _attempts(self, *, fresh: bool) -> list[CheckpointRecord]:
-        records = []
+        records: list[CheckpointRecord] = []
         for name in self._store.list_dir(CHECKPOINTS_DIR, fresh=fresh):
-            parsed = parse_checkpoint_name(name)
-            if parsed is not None and self._store.is_dir(checkpoint_dir(name)):
-                step, generation, attempt = parsed
-                records.append(CheckpointRecord(name=name, generation=generation, step=step, attempt=attempt))
+            if self._store.is_dir(checkpoint_dir(name)):
+                records += _records([name])
         return records
 
     def _is_committed(self, name: str) -> bool:
@@ -353,6 +358,16 @@ class RunArchive:
 
 def _generation_path(number: int) -> str:
     return f"{GENERATIONS_DIR}/{number:08d}.json"
+
+
+def _records(names: Iterable[str]) -> tuple[CheckpointRecord, ...]:
+    """The attempts that these are names of; other names are left out."""
+    parsed = ((name, parse_checkpoint_name(name)) for name in names)
+    return tuple(
+        CheckpointRecord(name=name, step=found[0], generation=found[1], attempt=found[2])
+        for name, found in parsed
+        if found is not None
+    )
 
 
 def _quarantine_path(name: str) -> str:

@@ -84,7 +84,7 @@ class Coordinator:
         self._keepers = KeeperRoster(self._nodes, self._mail.post)
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
         self._worker: asyncio.Task[None] | None = None
-        self._committed_step: int | None = None
+        self._committed_step = recovery.newest_step(self._archive)
         self._loss: float | None = None
         self._saves.restoring = current.parent if current else None
         self._life = Lifecycle(
@@ -265,7 +265,7 @@ class Coordinator:
 
     def _progressed(self, event: RankProgress) -> None:
         self._rendezvous.progressed(event.agent, event.generation, event.step)
-        if event.loss is not None:
+        if event.loss is not None and self._rank_of(event.agent) == 0:
             self._loss = event.loss
         if event.first:
             self._ledger.append(

@@ -118,6 +118,7 @@ class Lifecycle:
         record = created.record
         for name, why in created.passed:
             logger.warning("lastgood: checkpoint %s is passed over: %s", name, why)
+            self.ledger.append("passed_over", checkpoint=name, reason=why)
         self.restore_failed = None
         self.saves.restoring = record.parent
         self.saves.generation_started(created.generations, record.world_size)

@@ -84,6 +84,12 @@ def create_generation(
     raise LineageMoved(f"the lineage in {run_dir} moved {_TRIES_MAX} times in a row: another driver is at work")
 
 
+def newest_step(archive: RunArchive) -> int | None:
+    scan = archive.scan(manifests=False)
+    newest = lineage.newest(scan.generations, scan.checkpoints)
+    return newest.step if newest else None
+
+
 def newest_checkpoint(archive: RunArchive) -> str | None:
     scan = archive.scan()
     newest = lineage.newest(scan.generations, scan.checkpoints)

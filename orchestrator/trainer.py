@@ -135,9 +135,10 @@ class SupervisedTrainer:
             **{
                 item.name: getattr(self._run_config, item.name)
                 for item in fields(self._run_config)
-                if item.name in ("name", "storage_path", "callbacks", "worker_runtime_env", "logging_config")
+                if item.name in ("name", "callbacks", "worker_runtime_env", "logging_config")
                 and getattr(self._run_config, item.name, None) is not None
             },
+            storage_path=str(self.run_dir.parent),  # absolute: Ray takes a relative one for a URI
             # For lost workers and nodes alone: what must end the run is returned by the agents, never raised.
             failure_config=FailureConfig(max_failures=-1),
         )
@@ -199,6 +200,8 @@ def _refuse_conflicts(scaling: ScalingConfig, run: RunConfig) -> None:
         raise CallerError(
             f"RunConfig.storage_path is {run.storage_path!r}; it has to be a directory that all nodes share"
         )
+    if not str(run.name).isascii():
+        raise CallerError(f"RunConfig.name is {run.name!r}; Ray takes ASCII characters only, choose another name")
     failure = run.failure_config
     if failure is not None and failure != FailureConfig():
         raise CallerError(

@@ -62,7 +62,7 @@ def hit(name: str, **context: Any) -> None:
 def _matches(candidate: Arm, context: dict[str, Any]) -> bool:
     for key, wanted in candidate.when.items():
         if key == "index_fraction":
-            if context["index"] < wanted * context["total"]:
+            if context["index"] < int(wanted * context["total"]):  # a loop of one round is hit at its start
                 return False
         elif key.endswith("_min"):
             if context.get(key.removesuffix("_min"), -1) < wanted:

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -57,7 +58,7 @@ def tell(settings: Settings, narrator: Narrator) -> dict[str, Any]:
         reference = _train(settings, f"reference-{stamp}", narrator, None)
     report, rows = judge(attacked.run_dir, reference.run_dir, planned_kills=plan.kills, steps=settings.steps)
     narrator.table(f"seed {settings.seed}", rows)
-    narrator.say(f"look around with: lastgood checkpoints list {attacked.run_dir}")
+    narrator.say(f"look around with: {sys.argv[0]} checkpoints list {attacked.run_dir}")
     return report | {
         "seed": settings.seed,
         "steps": settings.steps,

@@ -37,7 +37,7 @@ class Row:
     """One save attempt as `list` shows it.
 
     status: "newest" (what a restart would restore), "older" (before it on the lineage), "rolled back" (not on the
-    lineage), "quarantined", "damaged", or "unfinished" (never committed); `reason` explains the bad ones.
+    lineage), "quarantined", "damaged", "missing", or "unfinished" (never committed); `reason` explains the bad ones.
     """
 
     name: str
@@ -166,7 +166,9 @@ def _rows(scan: ScanResult) -> list[Row]:
     def row(record: CheckpointRecord) -> Row:
         manifest = manifests.get(record.name)
         reason = scan.rejected.get(record.name)
-        if record in scan.orphans:
+        if record in scan.vanished:
+            status, reason = "missing", "its directory is gone, though it was committed"
+        elif record in scan.orphans:
             status = "unfinished"
         elif record.name in scan.quarantined:
             status = "quarantined"
@@ -190,7 +192,9 @@ def _rows(scan: ScanResult) -> list[Row]:
         )
 
     records = sorted(
-        (*scan.checkpoints, *scan.orphans), key=lambda rec: (rec.generation, rec.step, rec.attempt), reverse=True
+        (*scan.checkpoints, *scan.orphans, *scan.vanished),
+        key=lambda rec: (rec.generation, rec.step, rec.attempt),
+        reverse=True,
     )
     return [row(record) for record in records]
 

@@ -76,7 +76,7 @@ def choose(
         rolled_back = _newest_first(checkpoint for checkpoint in checkpoints if checkpoint.name not in named)
         highest = chain(generations, checkpoints)[0].generation
         off_lineage = f"belongs to a timeline that generation {highest} does not continue"
-        found = [*passed, *((checkpoint.name, off_lineage) for checkpoint in rolled_back)]
+        found = [*passed, *((one.name, rejected.get(one.name, off_lineage)) for one in rolled_back)]
         return NothingVerifies(found=tuple(found))
     names = tuple(attempt.name for attempt in _newest_first(unfinished))
     if _saves_never_complete(unfinished):

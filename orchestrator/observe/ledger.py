@@ -77,10 +77,14 @@ def read_ledger(path: Path) -> list[dict[str, Any]]:
 
 
 def committed_checkpoints(entries: Iterable[dict[str, Any]]) -> frozenset[str]:
-    """Names of the checkpoints that the ledger says were committed."""
-    return frozenset(
-        str(entry["checkpoint"]) for entry in entries if entry["kind"] == "commit" and "checkpoint" in entry
-    )
+    """Names of the checkpoints that the ledger says were committed and not deleted since."""
+    names: set[str] = set()
+    for entry in entries:
+        if entry["kind"] == "commit" and "checkpoint" in entry:
+            names.add(str(entry["checkpoint"]))
+        elif entry["kind"] == "deleted":
+            names.discard(str(entry.get("checkpoint")))
+    return frozenset(names)
 
 
 def _entries(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:

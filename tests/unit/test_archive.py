@@ -1,5 +1,6 @@
 """The run directory under other drivers' hands, kills between operations, and damage."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,31 @@ def test_a_parent_without_its_manifest_is_damaged_and_no_leftover_of_a_save(run:
     scan = run.archive.scan()
     assert not scan.orphans
     assert parent.name in scan.problems
+
+
+def test_committed_checkpoints_whose_directories_are_gone_never_lead_to_a_fresh_start(run: Run) -> None:
+    run.start(1)
+    names = [run.save(1, step).name for step in (10, 20)]
+    shutil.rmtree(run.root / "checkpoints")
+    choice = run.archive.select(names).choice
+    assert isinstance(choice, NothingVerifies)
+    assert dict(choice.found) == dict.fromkeys(names, "its directory is gone, though it was committed")
+    assert run.archive.scan().quarantined == {}, "they may come back with their mount"
+
+
+def test_a_newest_checkpoint_that_is_gone_is_passed_over_with_the_reason_and_an_older_one_is_not_missed(
+    run: Run,
+) -> None:
+    run.start(1)
+    names = [run.save(1, step).name for step in (10, 20, 30)]
+    for name in (names[0], names[2]):
+        shutil.rmtree(run.root / "checkpoints" / name)
+    choice = run.archive.select(names).choice
+    assert isinstance(choice, Restore)
+    assert choice.name == names[1]
+    assert choice.passed == ((names[2], "its directory is gone, though it was committed"),)
+    record = run.record(2)
+    run.archive.create_generation(record, seen=run.archive.select(names).scan)  # no other driver has moved the lineage
 
 
 def test_a_manifest_in_another_checkpoints_directory_is_no_commit_of_that_one(run: Run) -> None:

@@ -46,3 +46,9 @@ def test_a_fraction_fires_in_the_middle_of_a_loop(tmp_path: Path) -> None:
         except failpoint.InjectedError:
             fired_at.append(index)
     assert fired_at == [5]
+
+
+def test_a_fraction_of_a_loop_of_one_round_is_its_start(tmp_path: Path) -> None:
+    failpoint.arm([Arm(id="a", point="persist.block", action="raise", when={"index_fraction": 0.5})], tmp_path)
+    with pytest.raises(failpoint.InjectedError):
+        failpoint.hit("persist.block", index=0, total=1)

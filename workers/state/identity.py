@@ -23,6 +23,8 @@ import torch
 from workers.errors import CallerError
 from workers.state import tree
 
+_HIDDEN = "a value"  # values of the configuration are neither stored nor shown
+_FIXED = ("world_size", "mesh")
 _LIBRARIES = ("lastgood", "torch", "numpy", "ray")
 
 
@@ -43,6 +45,8 @@ class Difference:
     current: str
 
     def __str__(self) -> str:
+        if self.saved == self.current == _HIDDEN:
+            return f"{self.field} (changed)"
         return f"{self.field} (saved: {self.saved}, now: {self.current})"
 
 
@@ -93,10 +97,13 @@ def check_identity(saved: Mapping[str, Any], current: Identity, *, allow: Iterab
     """Warnings about what may change the last bits; raises CallerError naming what makes this another run."""
     differences = compare(saved, current.document, ignore=allow)
     if refused := [difference for difference in differences if difference.kind == "refuse"]:
+        told = f"this is not the run that was saved: {', '.join(map(str, refused))}"
+        fixed = [difference for difference in refused if difference.field in _FIXED]
+        if fixed:
+            raise CallerError(f"{told}; use as many ranks, arranged as they were, or start another run")
         names = ", ".join(f'"{difference.field}"' for difference in refused)
         raise CallerError(
-            f"this is not the run that was saved: {', '.join(map(str, refused))}; use the saved values, start another "
-            f"run, or allow it: session.restore(allow=[{names}])"
+            f"{told}; use the saved values, start another run, or allow it: session.restore(allow=[{names}])"
         )
     return [
         f"{difference} is not as it was saved: the run continues, but not bit for bit" for difference in differences
@@ -113,7 +120,7 @@ def _is_refused(field: str) -> bool:
 def _shown(field: str, value: Any) -> str:
     if value is _ABSENT:
         return "absent"
-    return "another value" if field.split(".")[0] == "config" else repr(value)
+    return _HIDDEN if field.split(".")[0] == "config" else repr(value)
 
 
 def _version(library: str) -> str | None:
