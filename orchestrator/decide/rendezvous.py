@@ -315,10 +315,11 @@ class Rendezvous:
 
 
 def _earliest(cause: Cause) -> float:
-    """When it began, as far as can be told: a killed process is reaped only after its memory is given back."""
-    sudden = cause.exit_code is not None and cause.exit_code < 0 and cause.error is None
-    # SIGABRT is how a library gives up, often because a peer is gone; nobody else's failure sends the other signals.
-    return cause.at - _REAP_SECONDS if sudden and cause.exit_code != -signal.SIGABRT else cause.at
+    """When it began, as far as can be told: a process that ends is reaped only after its memory is given back."""
+    without_a_word = cause.exit_code is not None and cause.error is None
+    # SIGABRT is how a library gives up, often because a peer is gone. Nobody else's failure sends the other signals, or
+    # makes a process exit without an exception.
+    return cause.at - _REAP_SECONDS if without_a_word and cause.exit_code != -signal.SIGABRT else cause.at
 
 
 def _cause_of(rank: int, event: RankExited) -> Cause:

@@ -87,6 +87,15 @@ def test_a_kill_that_is_reaped_after_its_peers_have_noticed_is_still_the_first_c
     assert verdict.failure.first.rank == 1
 
 
+def test_a_process_that_exits_without_a_word_comes_before_its_peers_exception() -> None:
+    rendezvous = running()
+    error = RankError(type="RuntimeError", message="connection reset", traceback="", at=5.1, exit_code=1)
+    rendezvous.exited(exited(0, 1, at=5.2, code=1, error=error))
+    (verdict,) = rendezvous.exited(exited(1, 1, at=5.15, code=0))
+    assert isinstance(verdict, Judge)
+    assert (verdict.failure.first.rank, verdict.failure.first.kind) == (1, "exit")
+
+
 def test_an_abort_that_follows_a_peers_exception_is_an_echo() -> None:
     rendezvous = running()
     error = RankError(type="ValueError", message="bad batch", traceback="", at=5.1, exit_code=1)
