@@ -223,9 +223,6 @@ class Coordinator:
                 await self._life.drained(event.keeper, event.generation)
             case lifecycle.DrainOverdue():
                 await self._life.drained(None, event.generation)
-            case lifecycle.Overdue():
-                if event.generation == rendezvous.generation:
-                    await self._life.carry_out(rendezvous.overdue(time.time()))
             case lifecycle.Proceed():
                 if rendezvous.phase is rv.Phase.JUDGING:
                     await self._life.carry_out(rendezvous.proceed(event.reason))

@@ -28,16 +28,8 @@ from workers.messages import EndGeneration, Finish, KillRank, RestoreOrder, Star
 logger = logging.getLogger("lastgood")
 
 _SETTLE_SECONDS = 5.0
-_END_SECONDS = 5.0
 _DRAIN_SECONDS = 1.0
 _RETRY_SECONDS = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Overdue:
-    """Ranks that were told to end have had their time."""
-
-    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +160,6 @@ class Lifecycle:
     def _end_ranks(self, decision: rv.EndRanks) -> None:
         for agent in decision.agents:
             self.mail.post(agent, KillRank(generation=decision.generation))
-        asyncio.get_running_loop().call_later(_END_SECONDS, self.put, Overdue(decision.generation))
 
     # ------------------------------------------------------------ failures
 

@@ -206,16 +206,6 @@ class Rendezvous:
             )
         ]
 
-    def overdue(self, now: float) -> list[Decision]:
-        """The ranks that were told to end have had their time: go on without those agents that do not answer."""
-        if self.phase is not Phase.ENDING:
-            return []
-        for rank, member in list(self.members.items()):
-            if member.generation is not None:
-                self._causes.append(Cause(rank=rank, kind="agent_lost", exit_code=None, at=now))
-                del self.members[rank]
-        return self._judge_if_over()
-
     def proceed(self, reason: str) -> list[Decision]:
         """Go on after a judged failure."""
         self.phase, self.reason = Phase.GATHERING, reason

@@ -175,13 +175,21 @@ def test_a_new_group_of_workers_replaces_the_old_one_as_a_whole() -> None:
     assert kinds(rendezvous.joined(joined(0, group="g2"), now=9.1)) == [CreateGeneration]
 
 
-def test_an_agent_that_does_not_answer_is_dropped_after_its_time() -> None:
+def test_a_generation_is_judged_only_when_its_slowest_rank_is_gone_however_long_that_takes() -> None:
     rendezvous = running()
     rendezvous.exited(exited(0, 1, at=1.0))
-    (verdict,) = rendezvous.overdue(now=6.0)
+    assert rendezvous.ready("d/g1-0", 6000) == []  # the other one still gives its memory back
+    assert kinds(rendezvous.exited(exited(1, 1, at=99.0, ordered=True))) == [Judge]
+
+
+def test_an_agent_that_dies_while_its_generation_ends_is_replaced_with_its_group() -> None:
+    rendezvous = running()
+    rendezvous.exited(exited(0, 1, at=1.0))
+    (verdict,) = rendezvous.joined(joined(0, group="g2"), now=9.0)
     assert isinstance(verdict, Judge)
-    assert list(rendezvous.members) == [0]
     assert {cause.kind for cause in verdict.failure.echoes} == {"agent_lost"}
+    rendezvous.proceed("failure")
+    assert kinds(rendezvous.joined(joined(1, group="g2"), now=9.1)) == [CreateGeneration]
 
 
 def test_a_restarted_coordinator_lets_a_running_generation_go_on() -> None:
