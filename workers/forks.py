@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from workers import processes
@@ -35,6 +35,7 @@ class ForkedRank:
     kill_ordered: bool = False
     error: RankError | None = None
     told_step: int = -1
+    killed: set[int] = field(default_factory=set)
 
     def receive(self) -> dict[str, Any] | None:
         """One message, if there is one; the channel is closed at its end."""
@@ -51,9 +52,11 @@ class ForkedRank:
 
     def kill(self) -> None:
         if self.process is not None:
+            self.killed |= {member.pid for member in processes.group_members(self.process.pid)}
             processes.kill_group(self.process.pid)
 
     def close(self) -> None:
+        processes.remove_torch_shared_memory(self.killed)
         self.channel.close()
         self.heartbeat.close()
         if self.pidfd >= 0:

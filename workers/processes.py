@@ -11,6 +11,7 @@ import fcntl
 import os
 import signal
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,6 +76,17 @@ def kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
     except ProcessLookupError:
         return
+
+
+def remove_torch_shared_memory(pids: Iterable[int]) -> None:
+    """Remove the shared memory that these processes, which are dead, had created and not yet unlinked.
+
+    A loader worker passes batches through files that live for microseconds; one that is killed just then leaves one.
+    """
+    for pid in pids:
+        if start_ticks(pid) is None:
+            for path in Path("/dev/shm").glob(f"torch_{pid}_*"):
+                path.unlink(missing_ok=True)
 
 
 def kill_leftover_group(leader: ProcessId) -> None:

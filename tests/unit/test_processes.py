@@ -96,6 +96,21 @@ def test_a_process_that_asked_for_it_dies_with_its_parent() -> None:
     wait_until_gone(child)
 
 
+def test_shared_memory_of_a_dead_loader_worker_is_removed_and_that_of_a_living_process_is_not() -> None:
+    dead = subprocess.Popen([sys.executable, "-c", "pass"])
+    dead.wait()
+    left, used = (Path(f"/dev/shm/torch_{pid}_lastgood_test") for pid in (dead.pid, os.getpid()))
+    try:
+        left.touch()
+        used.touch()
+        processes.remove_torch_shared_memory([dead.pid, os.getpid()])
+        assert not left.exists()
+        assert used.exists()
+    finally:
+        for path in (left, used):
+            path.unlink(missing_ok=True)
+
+
 def test_a_lock_is_held_as_long_as_any_process_that_inherited_it_lives(run: str) -> None:
     lock = RunLock(run, "first")
     heir = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=[lock.fd])
