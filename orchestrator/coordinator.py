@@ -84,7 +84,8 @@ class Coordinator:
         self._keepers = KeeperRoster(self._nodes, self._mail.post)
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
         self._worker: asyncio.Task[None] | None = None
-        self._committed_step = recovery.newest_step(self._archive)
+        newest = recovery.newest_committed(self._archive)
+        self._committed_step = newest.step if newest else None
         self._loss: float | None = None
         self._saves.restoring = current.parent if current else None
         self._life = Lifecycle(
@@ -99,6 +100,7 @@ class Coordinator:
             rendezvous=self._rendezvous,
             outcome=recovery.replay(self._ledger.path, config.driver, self._budget),
             put=self._put,
+            checkpoint=newest.name if newest else None,
         )
 
     # ------------------------------------------------------------ what members call

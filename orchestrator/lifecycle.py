@@ -112,7 +112,7 @@ class Lifecycle:
             logger.warning("lastgood: checkpoint %s is passed over: %s", name, why)
             self.ledger.append("passed_over", checkpoint=name, reason=why)
         self.restore_failed = None
-        self.saves.restoring = record.parent
+        self.checkpoint = self.saves.restoring = record.parent
         self.saves.generation_started(created.generations, record.world_size)
         self.budget.generation_started(record.restored_step)
         self._restore_order = (
@@ -230,7 +230,7 @@ class Lifecycle:
                 step=finished.step,
                 generation=decision.generation,
                 metrics=metrics,
-                checkpoint=self.checkpoint or recovery.newest_checkpoint(self.archive),
+                checkpoint=self.checkpoint,
             )
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.archive import LineageMoved, RunArchive
 from orchestrator.decide import ladder, lineage
 from orchestrator.decide.budget import FailureBudget
-from orchestrator.decide.lineage import GenerationRecord
+from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord
 from orchestrator.decide.rendezvous import Cause, Failure
 from orchestrator.observe.ledger import read_ledger
 from orchestrator.outcome import Outcome
@@ -84,16 +84,9 @@ def create_generation(
     raise LineageMoved(f"the lineage in {run_dir} moved {_TRIES_MAX} times in a row: another driver is at work")
 
 
-def newest_step(archive: RunArchive) -> int | None:
+def newest_committed(archive: RunArchive) -> CheckpointRecord | None:
     scan = archive.scan(manifests=False)
-    newest = lineage.newest(scan.generations, scan.checkpoints)
-    return newest.step if newest else None
-
-
-def newest_checkpoint(archive: RunArchive) -> str | None:
-    scan = archive.scan()
-    newest = lineage.newest(scan.generations, scan.checkpoints)
-    return newest.name if newest else None
+    return lineage.newest(scan.generations, scan.checkpoints)
 
 
 def replay(ledger: Path, driver: str, budget: FailureBudget) -> Outcome:

@@ -10,7 +10,7 @@ import struct
 import time
 from dataclasses import dataclass
 
-_FORMAT = struct.Struct("<qqddQ")
+_FORMAT = struct.Struct("<qqdd")
 _PHASES = ("standby", "starting", "rendezvous", "building", "restoring", "training", "saving", "finishing")
 
 
@@ -22,7 +22,6 @@ class Heartbeat:
     phase: str
     at_seconds: float
     loss: float
-    collectives: int
 
 
 class HeartbeatPage:
@@ -45,11 +44,11 @@ class HeartbeatPage:
             self._phase = _PHASES.index(phase)
         if loss is not None:
             self._loss = loss
-        _FORMAT.pack_into(self._map, 0, self._step, self._phase, time.monotonic(), self._loss, 0)
+        _FORMAT.pack_into(self._map, 0, self._step, self._phase, time.monotonic(), self._loss)
 
     def read(self) -> Heartbeat:
-        step, phase, at, loss, collectives = _FORMAT.unpack_from(self._map, 0)
-        return Heartbeat(step=step, phase=_PHASES[phase], at_seconds=at, loss=loss, collectives=collectives)
+        step, phase, at, loss = _FORMAT.unpack_from(self._map, 0)
+        return Heartbeat(step=step, phase=_PHASES[phase], at_seconds=at, loss=loss)
 
     def close(self) -> None:
         self._map.close()
