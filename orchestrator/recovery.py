@@ -110,6 +110,9 @@ def replay(ledger: Path, driver: str, budget: FailureBudget) -> Outcome:
     return outcome
 
 
+_WITHOUT_EXIT = {"agent_lost": "the loss of its agent or node", "rank_lost": "the loss of its process"}
+
+
 def describe(failure: Failure) -> dict[str, Any]:
     """The ledger's fields of a failure; JSON values only."""
     first = failure.first
@@ -122,6 +125,7 @@ def describe(failure: Failure) -> dict[str, Any]:
         "step": failure.step,
         "error": f"{first.error.type}: {first.error.message}" if first.error else None,
         "echoes": [_echo(cause) for cause in failure.echoes],
+        "detail": dict(first.detail),
     }
 
 
@@ -143,5 +147,5 @@ def _ending(cause: Cause) -> str:
     if cause.error is not None:
         return f"{cause.error.type}: {cause.error.message}"
     if cause.exit_code is None:
-        return "the loss of its agent or node"
+        return _WITHOUT_EXIT.get(cause.kind, cause.kind)
     return f"signal {-cause.exit_code}" if cause.exit_code < 0 else f"exit code {cause.exit_code}"

@@ -9,8 +9,10 @@ generation goes on).
 """
 
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from workers.messages import AgentJoined, RankError, RankExited, RankFinished
 from workers.processes import ProcessId
@@ -30,13 +32,18 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why one rank ended. `at`: Unix time, of the exception if there was one, else of the exit."""
+    """Why one rank ended, or why its generation had to.
+
+    `rank`: -1 if no single rank is to blame. `exit_code`: None if no process ended by itself. `at`: Unix time, of the
+    exception if there was one, else of the exit. `detail`: further facts for the ledger, JSON values.
+    """
 
     rank: int
     kind: str
     exit_code: int | None
     at: float
     error: RankError | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +189,13 @@ class Rendezvous:
             return self._finish_if_complete() if self.phase is Phase.RUNNING else self._judge_if_over()
         if not event.ordered or event.error is not None:
             self._causes.append(_cause_of(member.joined.rank, event))
+        return self._end_generation()
+
+    def fail(self, cause: Cause) -> list[Decision]:
+        """The ranks still run, but something is wrong with the running generation: end it for that cause."""
+        if self.phase is not Phase.RUNNING:
+            return []
+        self._causes.append(cause)
         return self._end_generation()
 
     def created(self, generation: int) -> list[Decision]:

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from orchestrator.decide.rendezvous import (
     AllFinished,
+    Cause,
     CreateGeneration,
     Decision,
     EndRanks,
@@ -66,6 +67,18 @@ def test_ranks_start_only_when_every_agent_has_a_fresh_rank_waiting() -> None:
     assert rendezvous.ready("d/g1-1", store_port=7) == [CreateGeneration(reason="start")]
     start = rendezvous.created(4)
     assert start == [StartRanks(generation=4, agents=("d/g1-0", "d/g1-1"), store_host="127.0.0.1", store_port=5000)]
+
+
+def test_a_cause_from_outside_ends_a_running_generation_and_nothing_else() -> None:
+    stuck = Cause(rank=1, kind="hang", exit_code=None, at=3.0, detail={"stacks": "s.txt"})
+    assert Rendezvous().fail(stuck) == []
+    rendezvous = running()
+    assert rendezvous.fail(stuck) == [EndRanks(generation=1, agents=("d/g1-0", "d/g1-1"))]
+    assert rendezvous.fail(stuck) == []
+    assert rendezvous.exited(exited(0, 1, at=3.1, ordered=True)) == []
+    (verdict,) = rendezvous.exited(exited(1, 1, at=3.2, ordered=True))
+    assert isinstance(verdict, Judge)
+    assert (verdict.failure.first, verdict.failure.echoes) == (stuck, ())
 
 
 def test_one_dead_rank_ends_the_generation_for_all_and_the_earliest_cause_is_the_first() -> None:
