@@ -23,6 +23,7 @@ from orchestrator.outcome import CoordinatorConfig, Outcome
 from orchestrator.reports import ReportSequence
 from orchestrator.roster import KeeperRoster
 from orchestrator.saves import Saves
+from orchestrator.watch import Watch
 from workers import failpoint
 from workers.checkpoint.store import LocalStore
 from workers.errors import LastgoodError
@@ -32,12 +33,13 @@ from workers.messages import (
     Command,
     Event,
     Finish,
+    FirstStep,
     GenerationDrained,
     KeeperJoined,
     PersistFailed,
     RankExited,
     RankFinished,
-    RankProgress,
+    RankPulse,
     RankReady,
     RankReport,
     RankRestored,
@@ -47,11 +49,14 @@ from workers.messages import (
     ShardPersisted,
     SnapshotSkipped,
     Snapshotted,
+    StacksDumped,
     StandbyLost,
     Standing,
 )
 
 logger = logging.getLogger("lastgood")
+
+_LOOK_SECONDS = 1.0
 
 
 class Coordinator:
@@ -84,10 +89,19 @@ class Coordinator:
         self._keepers = KeeperRoster(self._nodes, self._mail.post)
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
         self._worker: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         newest = recovery.newest_committed(self._archive)
         self._committed_step = newest.step if newest else None
         self._loss: float | None = None
         self._saves.restoring = current.parent if current else None
+        self._watch = Watch(
+            rendezvous=self._rendezvous,
+            ledger=self._ledger,
+            floor_seconds=config.recovery.hang_seconds_min,
+            start_seconds_max=config.recovery.start_seconds_max,
+            post_to_agents=self._post_to_agents,
+            post_to_rank_keeper=self._post_to_rank_keeper,
+        )
         self._life = Lifecycle(
             config=config,
             archive=self._archive,
@@ -161,6 +175,7 @@ class Coordinator:
     def _put(self, event: Any) -> None:
         if self._worker is None:
             self._worker = asyncio.get_running_loop().create_task(self._work())
+            self._looking = asyncio.get_running_loop().create_task(self._look())
         self._queue.put_nowait(event)
 
     async def _work(self) -> None:
@@ -173,6 +188,11 @@ class Coordinator:
             except Exception as error:
                 logger.exception("lastgood: the coordinator could not handle %s", type(event).__name__)
                 self._life.stop(f"the coordinator failed: {type(error).__name__}: {error}", "TrainingFailed")
+
+    async def _look(self) -> None:
+        while True:
+            self._watch.look()
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def _handle(self, event: Any) -> None:
         rendezvous = self._rendezvous
@@ -199,14 +219,19 @@ class Coordinator:
             case RestoreFailed():
                 if event.generation == rendezvous.generation:
                     self._life.restore_failed = event.reason
-            case RankProgress():
-                self._progressed(event)
+            case FirstStep():
+                self._first_step(event)
+            case RankPulse():
+                await self._pulse(event)
+            case StacksDumped():
+                self._watch.stacks(event)
             case RankReport():
                 if self._rank_of(event.agent) == 0:
                     self._reports.metrics(event.metrics)
             case RankFinished():
                 rendezvous.rank_finished(event)
             case RankExited():
+                self._watch.rank_ended(event.agent, event.generation)
                 self._life.notice_exit(event.generation)
                 await self._life.carry_out(rendezvous.exited(event))
             case AgentFailed():
@@ -262,18 +287,18 @@ class Coordinator:
             self._resuming = False
             self._saves.rebuild(self._archive.scan().generations, len(self._rendezvous.members), self._keepers.all())
 
-    def _progressed(self, event: RankProgress) -> None:
+    def _first_step(self, event: FirstStep) -> None:
+        self._rendezvous.progressed(event.agent, event.generation, event.step)
+        rank = self._rank_of(event.agent)
+        self._ledger.append("first_step", generation=event.generation, rank=rank, step=event.step, at_step=event.at)
+
+    async def _pulse(self, event: RankPulse) -> None:
         self._rendezvous.progressed(event.agent, event.generation, event.step)
         if event.loss is not None and self._rank_of(event.agent) == 0:
             self._loss = event.loss
-        if event.first:
-            self._ledger.append(
-                "first_step",
-                generation=event.generation,
-                rank=self._rank_of(event.agent),
-                step=event.step,
-                at_step=event.at,
-            )
+        cause = self._watch.pulse(event)
+        if cause is not None:
+            await self._life.fail(cause)
 
     def _committed(self, step: int, generation: int, checkpoint: str) -> None:
         self._life.checkpoint, self._committed_step = checkpoint, step

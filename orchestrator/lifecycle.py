@@ -163,8 +163,13 @@ class Lifecycle:
 
     # ------------------------------------------------------------ failures
 
+    async def fail(self, cause: rv.Cause) -> None:
+        """Something is wrong with the running generation, though its ranks run: end it."""
+        self.notice_exit(self.rendezvous.generation)
+        await self.carry_out(self.rendezvous.fail(cause))
+
     def notice_exit(self, generation: int) -> None:
-        """A rank has ended; the first one of a running generation is when a failure, if it is one, was noticed."""
+        """A rank has ended, or has to; for a running generation that is when a failure, if it is one, was noticed."""
         if generation == self.rendezvous.generation and self.rendezvous.phase is rv.Phase.RUNNING:
             self._noticed_at = time.time()
 

@@ -9,14 +9,15 @@ raised.
 
 import contextlib
 import logging
-import math
 import os
 import select
 import signal
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import ray
@@ -30,12 +31,13 @@ from workers.messages import (
     AgentFailed,
     AgentJoined,
     Command,
+    DumpStacks,
     Finish,
+    FirstStep,
     KillRank,
     RankError,
     RankExited,
     RankFinished,
-    RankProgress,
     RankReady,
     RankReport,
     RankRestored,
@@ -43,16 +45,19 @@ from workers.messages import (
     Report,
     RestoreFailed,
     SaveOutcome,
+    StacksDumped,
     StandbyLost,
     StartRank,
 )
 from workers.orders import LoopSettings, RankOrders
 from workers.processes import ProcessId
+from workers.pulses import PulseTaker
 from workers.reporter import Reporter
+from workers.stacks import dump_stacks, stacks_file
 
 logger = logging.getLogger("lastgood")
 
-_PROGRESS_SECONDS = 0.2
+_LOOK_SECONDS = 0.2
 _LOST_AFTER_SECONDS = 60.0
 _FLUSH_SECONDS = 10.0
 _STANDBY_DEATHS_MAX = 3
@@ -108,6 +113,7 @@ class Agent:
         self._finished: RankFinished | None = None
         self._last_report: int | None = None
         self._lost: str | None = None
+        self._pulses = PulseTaker()
         self._lock = processes.RunLock(config.run, config.driver)
         # First thing, since it takes seconds: joining goes on meanwhile.
         self._zygote = self._start_zygote()
@@ -161,7 +167,7 @@ class Agent:
         ranks = {rank.channel.fileno(): rank for rank in self._ranks() if rank.channel.fileno() >= 0}
         for fd in ranks:
             poller.register(fd, select.POLLIN)
-        for fd, _ in poller.poll(_PROGRESS_SECONDS * 1000):
+        for fd, _ in poller.poll(_LOOK_SECONDS * 1000):
             if fd == self._wake_read:
                 self._obey_queued()
             elif fd == self._zygote.channel.fileno():
@@ -172,7 +178,7 @@ class Agent:
                 self._from_zygote(*received)
             elif ranks[fd].channel.fileno() == fd:  # else its end was told in this round
                 self._from_rank(ranks[fd])
-        self._tell_progress()
+        self._tell_pulse()
 
     def _queue(self, command: Command) -> None:
         with self._commands_lock:
@@ -197,6 +203,8 @@ class Agent:
                     self._start_rank(command)
                 case KillRank():
                     self._kill_rank(command.generation)
+                case DumpStacks():
+                    self._dump_stacks(command)
                 case SaveOutcome():
                     self._pass_outcome(command)
                 case Report():
@@ -213,7 +221,7 @@ class Agent:
             self._tell_exited(command.generation, pid=0, code=-signal.SIGKILL, at=time.time())
             return
         self._standby, self._current, self._finished = None, rank, None
-        rank.generation = command.generation
+        rank.generation, rank.rank = command.generation, command.rank
         settings = {item.name: getattr(self._config.settings, item.name) for item in fields(LoopSettings)}
         orders = RankOrders(
             **settings,
@@ -285,8 +293,9 @@ class Agent:
             continue  # its last words
         if rank is self._current:
             self._current = None
+            step = rank.heartbeat.read().step
             self._tell_exited(
-                rank.generation or 0, pid=pid, code=code, at=at, ordered=rank.kill_ordered, error=rank.error
+                rank.generation or 0, pid=pid, code=code, at=at, ordered=rank.kill_ordered, step=step, error=rank.error
             )
         else:
             self._standby = None
@@ -300,11 +309,26 @@ class Agent:
             self._fork_standby()
 
     def _tell_exited(
-        self, generation: int, *, pid: int, code: int, at: float, ordered: bool = False, error: RankError | None = None
+        self,
+        generation: int,
+        *,
+        pid: int,
+        code: int,
+        at: float,
+        ordered: bool = False,
+        step: int = -1,
+        error: RankError | None = None,
     ) -> None:
         self._link.tell(
             RankExited(
-                agent=self._id, generation=generation, pid=pid, exit_code=code, at=at, ordered=ordered, error=error
+                agent=self._id,
+                generation=generation,
+                pid=pid,
+                exit_code=code,
+                at=at,
+                ordered=ordered,
+                step=step,
+                error=error,
             )
         )
 
@@ -329,7 +353,8 @@ class Agent:
             case "restore_failed":
                 self._link.tell(RestoreFailed(**who, **message))
             case "first_step":
-                self._tell_step(rank, message["step"], message["at"], first=True)
+                rank.stepped = True
+                self._link.tell(FirstStep(**who, **message))
                 if self._standby is None:
                     self._fork_standby()  # not earlier: it would slow down the start
             case "report":
@@ -341,26 +366,23 @@ class Agent:
                 rank.error = RankError(**message)
         return True
 
-    def _tell_progress(self) -> None:
-        rank = self._current
-        if rank is not None and rank.told_step >= 0:
-            step = rank.heartbeat.read().step
-            if step > rank.told_step:
-                self._tell_step(rank, step, time.time(), first=False)
+    def _tell_pulse(self) -> None:
+        pulse = self._pulses.take(self._id, self._current) if self._current is not None else None
+        if pulse is not None:
+            self._link.tell(pulse)
 
-    def _tell_step(self, rank: ForkedRank, step: int, at: float, *, first: bool) -> None:
-        rank.told_step = step
-        loss = rank.heartbeat.read().loss
-        self._link.tell(
-            RankProgress(
-                agent=self._id,
-                generation=rank.generation or 0,
-                step=step,
-                loss=None if math.isnan(loss) else loss,
-                at=at,
-                first=first,
-            )
-        )
+    def _dump_stacks(self, order: DumpStacks) -> None:
+        rank = self._current
+        if rank is None or rank.process is None or rank.generation != order.generation:
+            return
+        file = stacks_file(order.generation, rank.rank, order.name)
+        dump = partial(dump_stacks, rank.process.pid, self._config.settings.run_dir, file)
+        # On a thread of its own: it takes a while, and the storage may be what hangs.
+        work = partial(self._tell_stacks, partial(dump, agent=self._id, generation=order.generation))
+        threading.Thread(target=work, name="lastgood-stacks", daemon=True).start()
+
+    def _tell_stacks(self, dump: Callable[[], StacksDumped]) -> None:
+        self._link.tell(dump())
 
     def _introduce(self) -> AgentJoined:
         current, standby = self._current, self._standby
@@ -373,6 +395,7 @@ class Agent:
             node=self._node,
             node_ip=self._node_ip,
             pid=os.getpid(),
+            start_ticks=processes.start_ticks(os.getpid()) or 0,
             ready=standby is not None and standby.ready,
             store_port=standby.store_port if standby else 0,
             generation=current.generation if current else None,

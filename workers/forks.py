@@ -22,7 +22,7 @@ _END_SECONDS = 5.0
 
 @dataclass(slots=True)
 class ForkedRank:
-    """A forked rank; a standby until it has a generation. `told_step`: the last step that was passed on."""
+    """A forked rank; a standby until it has a generation. `stepped`: whether it has finished a step of that."""
 
     token: int
     channel: Channel
@@ -34,7 +34,8 @@ class ForkedRank:
     generation: int | None = None
     kill_ordered: bool = False
     error: RankError | None = None
-    told_step: int = -1
+    rank: int = -1
+    stepped: bool = False
     killed: set[int] = field(default_factory=set)
 
     def receive(self) -> dict[str, Any] | None:

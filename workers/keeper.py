@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from workers import failpoint
+from workers import failpoint, processes
 from workers.checkpoint.header import parse_header
 from workers.checkpoint.persist import write_shard
 from workers.checkpoint.slots import Slot, SlotState
@@ -30,6 +30,7 @@ from workers.messages import (
     GenerationDrained,
     HeldSnapshot,
     KeeperJoined,
+    KillAgent,
     PersistFailed,
     PersistOrder,
     ReleaseOrder,
@@ -37,6 +38,7 @@ from workers.messages import (
     SnapshotSkipped,
     Snapshotted,
 )
+from workers.processes import ProcessId
 from workers.wire import Channel, accept, listen
 
 logger = logging.getLogger("lastgood")
@@ -250,6 +252,8 @@ class Keeper:
                 self._release(command)
             case EndGeneration():
                 self._end_generation(command.generation)
+            case KillAgent():
+                processes.kill(ProcessId(pid=command.pid, start_ticks=command.start_ticks))
 
     def _end_generation(self, generation: int) -> None:
         """Kill what is left of its ranks, then read their connections to the end: their last snapshots count."""

@@ -28,6 +28,7 @@ class AgentJoined:
     node: str
     node_ip: str
     pid: int
+    start_ticks: int = 0
     ready: bool
     store_port: int
     generation: int | None = None
@@ -80,15 +81,55 @@ class RestoreFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankProgress:
-    """`first` marks the first step of a generation; `at` is Unix time."""
+class FirstStep:
+    """The rank has finished its first step of the generation, at Unix time `at`."""
 
     agent: str
     generation: int
     step: int
-    loss: float | None
     at: float
-    first: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPulse:
+    """How a rank is, twice a second. `at` is the agent's monotonic clock, in seconds.
+
+    From its heartbeat page (workers.heartbeat): step, phase, label, allowance_seconds, moves, step_seconds, loss,
+    sequence and tick. `stepped`: whether it has finished a step of this generation. `cpu_seconds` and `state` (R, S, D,
+    T, ...) are the kernel's word on its process.
+    """
+
+    agent: str
+    generation: int
+    at: float
+    step: int
+    loss: float | None
+    phase: str
+    label: str
+    allowance_seconds: float
+    moves: int
+    step_seconds: float
+    stepped: bool
+    sequence: int
+    tick: int
+    cpu_seconds: float
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StacksDumped:
+    """The stacks of a rank's threads are in `file`, below the run directory; None, with the `problem`, if they are not.
+
+    `where`: the place in the user's code, as far as it can be told. `in_collective`: whether the loop's thread waits in
+    one; None if that cannot be told.
+    """
+
+    agent: str
+    generation: int
+    file: str | None
+    where: str = ""
+    in_collective: bool | None = None
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +166,7 @@ class RankError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExited:
-    """A rank's process is gone. `ordered`: the coordinator had asked for it."""
+    """A rank's process is gone. `ordered`: the coordinator had asked for it. `step`: the last one that it finished."""
 
     agent: str
     generation: int
@@ -133,6 +174,7 @@ class RankExited:
     exit_code: int
     at: float
     ordered: bool
+    step: int = -1
     error: RankError | None = None
 
 
@@ -176,6 +218,14 @@ class KillRank:
     """Kill the rank of `generation` and everything in its process group, and have a fresh one ready."""
 
     generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpStacks:
+    """Write down where the threads of this generation's rank are; `name` becomes a part of the file's name."""
+
+    generation: int
+    name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +364,14 @@ class EndGeneration:
     generation: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillAgent:
+    """To the keeper of its node: the agent says nothing any more; end its process, so that Ray replaces it."""
+
+    pid: int
+    start_ticks: int
+
+
 AgentEvent = (
     AgentJoined
     | RankReady
@@ -321,7 +379,9 @@ AgentEvent = (
     | RankStarted
     | RankRestored
     | RestoreFailed
-    | RankProgress
+    | FirstStep
+    | RankPulse
+    | StacksDumped
     | RankReport
     | RankFinished
     | RankExited
@@ -330,5 +390,16 @@ AgentEvent = (
 )
 KeeperEvent = KeeperJoined | Snapshotted | SnapshotSkipped | ShardPersisted | PersistFailed | GenerationDrained
 Event = AgentEvent | KeeperEvent
-Command = StartRank | KillRank | SaveOutcome | Report | Finish | PersistOrder | ReleaseOrder | EndGeneration
+Command = (
+    StartRank
+    | KillRank
+    | KillAgent
+    | DumpStacks
+    | SaveOutcome
+    | Report
+    | Finish
+    | PersistOrder
+    | ReleaseOrder
+    | EndGeneration
+)
 Standing = Literal["member", "unknown", "stale"]

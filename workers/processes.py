@@ -6,6 +6,7 @@ group whose leader is gone (its members are killed all the same); a pid that was
 inherited, so the next driver can tell when the last one is gone).
 """
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -54,6 +55,23 @@ def start_ticks(pid: int) -> int | None:
     return int(fields[19])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """`cpu_seconds`: processor time used by all its threads. `state`: R, S, D, T, ..., of its main thread."""
+
+    cpu_seconds: float
+    state: str
+
+
+def usage(pid: int) -> Usage | None:
+    """What a process has used; None if there is none."""
+    fields = _stat_fields(pid)
+    if fields is None:
+        return None
+    ticks = int(fields[11]) + int(fields[12])
+    return Usage(cpu_seconds=ticks / os.sysconf("SC_CLK_TCK"), state=fields[0])
+
+
 def identify(pid: int) -> ProcessId | None:
     ticks = start_ticks(pid)
     return None if ticks is None else ProcessId(pid=pid, start_ticks=ticks)
@@ -68,6 +86,13 @@ def group_members(group: int) -> list[ProcessId]:
             if fields is not None and int(fields[2]) == group and fields[0] not in ("Z", "X"):
                 members.append(ProcessId(pid=int(entry), start_ticks=int(fields[19])))
     return members
+
+
+def kill(process: ProcessId) -> None:
+    """SIGKILL one process, unless it is gone."""
+    if process.alive():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
 
 
 def kill_group(group: int) -> None:
@@ -99,11 +124,8 @@ def kill_leftover_group(leader: ProcessId) -> None:
     if current is not None and current != leader.start_ticks:
         return
     for member in group_members(leader.pid):
-        if member.start_ticks >= leader.start_ticks and member.alive():
-            try:
-                os.kill(member.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        if member.start_ticks >= leader.start_ticks:
+            kill(member)
 
 
 def node_dir(run: str) -> Path:

@@ -26,6 +26,7 @@ from workers.errors import CheckpointDamaged
 from workers.heartbeat import HeartbeatPage
 from workers.orders import RankOrders
 from workers.session import Session, run_as_current
+from workers.watcher import start_watcher
 from workers.wire import MESSAGE_BYTES_MAX, Channel
 
 _STORE_TIMEOUT = timedelta(seconds=60)
@@ -62,6 +63,7 @@ def _run(agent: Channel, page: HeartbeatPage, payload_fd: int) -> int:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     _join_ranks(orders, store, device, page)
+    start_watcher(page)
     ray_guard.install()
     loop, config = _load_payload(payload_fd)
     session = Session(orders, agent=agent, page=page, device=device, config=config)

@@ -32,7 +32,7 @@ class Saver:
         self._timeout_seconds = orders.save_timeout_seconds
         self._agent = agent
         self._page = page
-        self._snapshots = SnapshotWriter(orders)
+        self._snapshots = SnapshotWriter(orders, page)
         self._snapshot_step = -1
         self._again_step = -1
         self._outcomes: dict[int, tuple[bool, str]] = {}
@@ -52,6 +52,7 @@ class Saver:
             self._snapshot(capture, step, deadline)
         for attempts_left in reversed(range(_ATTEMPTS)):
             while step not in self._outcomes:
+                self._page.beat()
                 self.take_notices(step, _NOTICE_SECONDS)
                 if time.monotonic() > deadline:
                     logger.error("rank %d: no word on the save of step %d in time", self._rank, step)
@@ -102,6 +103,7 @@ class Saver:
             )
             if taken or deadline is None or time.monotonic() >= deadline:
                 break
+            self._page.beat()
             time.sleep(_NOTICE_SECONDS)
         if taken:
             self._snapshot_step = step

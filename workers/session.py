@@ -9,6 +9,7 @@ never ends training unless the user asked to wait for that save.
 
 import errno
 import logging
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -142,7 +143,7 @@ class Session:
         data = objects.get("data")
         if isinstance(data, ShardedLoader):
             self._loader = data
-            data.between_batches = self._save_if_due
+            data.between_batches = self._between_batches
             if self._orders.record_samples:
                 self._open_journal()
 
@@ -193,7 +194,7 @@ class Session:
         identity = self._identity
         assert identity is not None
         try:
-            source = CheckpointReader(self._store, checkpoint, self.rank)
+            source = CheckpointReader(self._store, checkpoint, self.rank, alive=self._page.beat)
             document = source.document()
             for warning in check_identity(document["identity"], identity, allow=allow + self._orders.volatile):
                 logger.warning("%s", warning)
@@ -230,6 +231,25 @@ class Session:
         """A batch whose gradients are accumulated was done: no save happens until the next `end_step`."""
         self._require_tracked("end_micro_step")
         self._in_accumulation = True
+        self._page.beat()
+
+    @contextmanager
+    def phase(self, name: str, *, timeout: float) -> Iterator[None]:
+        """Something other than steps, such as a validation, that may take up to `timeout` seconds.
+
+        Until then this rank is not taken to hang, nor are others that wait for it. Raises CallerError for a timeout
+        that is no positive number.
+        """
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+            raise CallerError(
+                f"session.phase({name!r}, timeout={timeout!r}): timeout has to be a number of seconds above 0"
+            )
+        began = time.monotonic()
+        try:
+            with self._page.declared(name, timeout):
+                yield
+        finally:
+            self._step_started += time.monotonic() - began  # it is no part of the step
 
     def end_step(self, *, loss: float | None = None, tokens: int = 0) -> None:
         """The boundary of a step: optimizer and scheduler have stepped, gradients are cleared. Maybe saves.
@@ -240,8 +260,8 @@ class Session:
         context = {"rank": self.rank, "step": self.step + 1, "generation": self.generation, "rank_pid": os.getpid()}
         failpoint.hit("step.end", **context)
         self._in_accumulation = False
-        self._advance(tokens)
-        self._page.beat(step=self.step, phase="training", loss=loss)
+        step_seconds = self._advance(tokens)
+        self._page.beat(step=self.step, phase="training", loss=loss, step_seconds=step_seconds)
         if loss is not None:
             self._metrics["loss"] = loss
         if not self._first_step_told:
@@ -255,8 +275,10 @@ class Session:
             self._save_if_due()
         failpoint.hit("step.begin", **{**context, "step": self.step + 1})
 
-    def _advance(self, tokens: int) -> None:
+    def _advance(self, tokens: int) -> float:
+        """Count the step; returns how many seconds it took."""
         now = time.monotonic()
+        step_seconds = now - self._step_started
         loader, epoch_before = self._loader, self._progress.epoch
         consumed = loader.take_consumed() if loader else []
         self._progress = Progress(
@@ -264,11 +286,12 @@ class Session:
             epoch=loader.epoch if loader else epoch_before,
             samples=self._progress.samples + len(consumed),
             tokens=self._progress.tokens + tokens,
-            training_seconds=self._progress.training_seconds + now - self._step_started,
+            training_seconds=self._progress.training_seconds + step_seconds,
         )
         self._step_started = now
         if self._journal is not None and loader is not None:
             self._write_journal(self._journal, loader, consumed, epoch_before)
+        return step_seconds
 
     def _write_journal(
         self, journal: SampleJournal, loader: ShardedLoader, consumed: list[tuple[int, int]], epoch_before: int
@@ -298,6 +321,10 @@ class Session:
         if self._loader is None:
             self._save_if_due()
         return True
+
+    def _between_batches(self) -> None:
+        self._page.beat()
+        self._save_if_due()
 
     def _save_if_due(self) -> None:
         if self._save_due and not self._in_accumulation:

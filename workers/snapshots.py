@@ -20,6 +20,7 @@ from workers.checkpoint import image
 from workers.checkpoint.slots import Slot, SlotState
 from workers.checkpoint.tensors import CapturedState
 from workers.errors import EnvironmentProblem
+from workers.heartbeat import HeartbeatPage
 from workers.orders import RankOrders
 from workers.state.training import TrainingState
 from workers.wire import Channel, connect
@@ -28,11 +29,15 @@ logger = logging.getLogger("lastgood")
 
 _CONNECT_SECONDS = 30.0
 _POLL_SECONDS = 0.002
+_ALLOCATE_SECONDS_MAX = 300.0
 
 
 class SnapshotWriter:
-    def __init__(self, orders: RankOrders) -> None:
+    """`page`: where signs of life go while a snapshot is taken."""
+
+    def __init__(self, orders: RankOrders, page: HeartbeatPage) -> None:
         self._orders = orders
+        self._page = page
         self._keeper: Channel | None = None
         self._slots: list[Slot] = []
         self._layout: image.ImageLayout | None = None
@@ -77,12 +82,12 @@ class SnapshotWriter:
                 return False
             slot = self._slots[index]
             slot.begin(rank=self._orders.rank, generation=self._orders.generation, step=step)
-            image_bytes = self._layout.write(
-                slot.image,
-                captured.tensors,
-                captured.document,
-                hook=lambda at, total: failpoint.hit("snapshot.copy", index=at, total=total, **context),
-            )
+
+            def before_tensor(index: int, total: int) -> None:
+                self._page.beat()
+                failpoint.hit("snapshot.copy", index=index, total=total, **context)
+
+            image_bytes = self._layout.write(slot.image, captured.tensors, captured.document, hook=before_tensor)
             slot.complete(image_bytes)
             failpoint.hit("snapshot.complete", **context)
             self._send("snapshot", step=step, slot=index, again=again, at=time.time())
@@ -105,11 +110,13 @@ class SnapshotWriter:
                     return index
             if time.monotonic() >= deadline:
                 return None
+            self._page.beat()
             time.sleep(_POLL_SECONDS)
 
     def _replace_slots(self, image_bytes: int) -> None:
         """Fresh slots of the right size; the keeper finishes with the old ones and drops them."""
-        old, self._slots = self._slots, [Slot.create(image_bytes) for _ in range(self._orders.snapshot_slots)]
+        with self._page.declared("allocating snapshots", _ALLOCATE_SECONDS_MAX):
+            old, self._slots = self._slots, [Slot.create(image_bytes) for _ in range(self._orders.snapshot_slots)]
         for slot in old:
             slot.close()
         self._send("slots", fds=tuple(slot.fd for slot in self._slots))

@@ -54,7 +54,6 @@ class Failure:
     first: Cause
     echoes: tuple[Cause, ...]
     step: int
-    progressed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +119,6 @@ class Rendezvous:
     members: dict[int, Member] = field(default_factory=dict)
     reason: str = "start"
     _causes: list[Cause] = field(default_factory=list)
-    _first_step: int | None = None
     _last_step: int = -1
 
     # ------------------------------------------------------------ events
@@ -169,8 +167,6 @@ class Rendezvous:
             return
         member.step = step
         self._last_step = max(self._last_step, step)
-        if self._first_step is None:
-            self._first_step = step
 
     def rank_finished(self, event: RankFinished) -> None:
         member = self._member(event.agent)
@@ -182,6 +178,7 @@ class Rendezvous:
         if member is None or event.generation != self.generation:
             return []
         member.generation, member.process = None, None
+        self._last_step = max(self._last_step, event.step)
         if self.phase not in (Phase.RUNNING, Phase.ENDING):
             return self._create_if_complete()
         if member.finished is not None and event.exit_code == 0:
@@ -201,7 +198,7 @@ class Rendezvous:
     def created(self, generation: int) -> list[Decision]:
         """The generation's file is in place: start its ranks, if all agents are still there."""
         self.generation = generation
-        self._first_step, self._last_step, self._causes = None, -1, []
+        self._last_step, self._causes = -1, []
         if self.phase is not Phase.CREATING or not self._complete():
             if self.phase is Phase.CREATING:
                 self.phase = Phase.GATHERING
@@ -305,7 +302,6 @@ class Rendezvous:
                     first=causes[0],
                     echoes=tuple(causes[1:]),
                     step=self._last_step,
-                    progressed=self._first_step is not None,
                 )
             )
         ]

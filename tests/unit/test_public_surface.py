@@ -21,7 +21,7 @@ def test_the_packages_export_these_names_and_no_others() -> None:
 
 
 def test_a_session_has_these_methods_and_properties() -> None:
-    calls = {"data_loader", "track", "restore", "end_micro_step", "end_step", "save_now", "report", "finish"}
+    calls = {"data_loader", "track", "restore", "end_micro_step", "end_step", "save_now", "report", "finish", "phase"}
     facts = {"rank", "local_rank", "world_size", "device", "generation", "step", "progress"}
     assert public(Session) == calls | facts
     assert {name for name in facts if isinstance(vars(Session)[name], property)} == facts
@@ -37,6 +37,8 @@ def test_the_recovery_settings_have_these_names_and_defaults() -> None:
         "memory_fraction_max": 0.9,
         "save_timeout_seconds": 600.0,
         "collective_timeout_seconds": 600.0,
+        "hang_seconds_min": 2.0,
+        "start_seconds_max": 600.0,
         "takeover_seconds": 30.0,
         "record_samples": True,
         "preload": (),

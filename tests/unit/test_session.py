@@ -352,3 +352,26 @@ def test_state_that_cannot_be_stored_is_named_when_it_appears_during_training(ri
     growing.values["callback"] = print
     with pytest.raises(StateNotStorable, match=r"^extra\.callback: "):
         session.end_step()
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan"), "60", None, True])
+def test_a_phase_needs_a_timeout_in_seconds(rig: Rig, timeout: Any) -> None:
+    session = rig.session()
+    with pytest.raises(CallerError, match="timeout has to be a number of seconds"), session.phase("x", timeout=timeout):
+        pass
+
+
+def test_a_declared_phase_shows_on_the_page_and_counts_as_no_part_of_the_step(rig: Rig) -> None:
+    session = rig.session()
+    before = session._page.read()
+    started = session._step_started
+    with session.phase("validation", timeout=30):
+        within = session._page.read()
+        assert (within.phase, within.label, within.allowance_seconds) == ("declared", "validation", 30)
+        with session.phase("figures", timeout=5):
+            assert session._page.read().label == "figures"
+        assert session._page.read().label == "validation"
+    after = session._page.read()
+    assert (after.phase, after.label, after.allowance_seconds) == (before.phase, "", 0)
+    assert after.moves > within.moves > before.moves
+    assert session._step_started > started

@@ -9,7 +9,7 @@ file and the tensor, so that the ladder can go one rung down. Nothing in a check
 """
 
 import mmap
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -38,8 +38,9 @@ class ShardBytes(Protocol):
 class StoredShards:
     """ShardBytes of a checkpoint in a store, read by one rank; CheckpointDamaged if a file is missing."""
 
-    def __init__(self, store: Store, manifest: Manifest, rank: int) -> None:
+    def __init__(self, store: Store, manifest: Manifest, rank: int, alive: Callable[[], None]) -> None:
         self._store = store
+        self._alive = alive
         self._directory = checkpoint_dir(manifest.name)
         self._context = {"rank": rank, "step": manifest.step, "generation": manifest.generation}
 
@@ -65,6 +66,7 @@ class StoredShards:
         done = 0
         with closing_file(self._store.open_existing(path)) as file:
             for index in range(total):
+                self._alive()
                 failpoint.hit("restore.read", index=index, total=total, **self._context)
                 done += file.read_into(buffer[done : min(size, done + BLOCK_BYTES)], start + done)
         return buffer[:done]
@@ -81,15 +83,17 @@ class CheckpointReader:
         *,
         manifest: Manifest | None = None,
         shards: ShardBytes | None = None,
+        alive: Callable[[], None] = lambda: None,
     ) -> None:
-        """Raises CheckpointDamaged if the manifest is not good. `shards` replaces the files of the checkpoint."""
+        """Raises CheckpointDamaged if the manifest is not good. `shards` replaces the files of the checkpoint; `alive`
+        is called for each block that is read."""
         self.manifest = manifest if manifest is not None else read_manifest(store, name)
         if not 0 <= rank < self.manifest.world_size:
             raise CallerError(
                 f"checkpoint {name} was saved by {self.manifest.world_size} ranks, so it has nothing for rank {rank}"
             )
         self._name = name
-        self._shards = shards if shards is not None else StoredShards(store, self.manifest, rank)
+        self._shards = shards if shards is not None else StoredShards(store, self.manifest, rank, alive)
         self._own = self.manifest.shards[rank]
         self._own_bytes: memoryview | None = None
         self._parts: dict[str, list[tuple[ShardRecord, TensorRecord]]] = {}

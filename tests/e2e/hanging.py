@@ -1,0 +1,113 @@
+"""Loops that hang once, in the first generation, each in its own way."""
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from loops import Points, build
+from torch import nn
+
+import workers
+
+AT = 27
+
+
+class StuckPoints(Points):
+    """One sample never comes: the loader's worker waits for a lock that nobody gives back."""
+
+    def __init__(self, stuck: bool) -> None:
+        self.stuck = stuck
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.stuck and index == 77:
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire()
+        return super().__getitem__(index)
+
+
+def sleep(model: nn.Module) -> None:
+    time.sleep(3600)
+
+
+def spin(model: nn.Module) -> None:
+    while True:
+        pass
+
+
+def stop(model: nn.Module) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def lone_collective(model: nn.Module) -> None:
+    """One that the other rank never joins."""
+    dist.all_reduce(torch.ones(1), group=dist.new_group([0, 1], timeout=None, use_local_synchronization=True))
+
+
+WAYS = {"sleep": sleep, "spin": spin, "stop": stop, "lone_collective": lone_collective}
+
+
+def hanging_loop(config: dict[str, Any]) -> None:
+    """config: way, one of WAYS or "loader"; rank; else as loops.train_loop."""
+    session = workers.get_session()
+    model, optimizer, scheduler = build(config, session.rank)
+    hangs = session.generation == 1 and session.rank == config["rank"]
+    points = StuckPoints(hangs and config["way"] == "loader")
+    data = session.data_loader(points, global_batch_size=32, seed=3, num_workers=2)
+    session.track(model=model, optimizer=optimizer, scheduler=scheduler, data=data)
+    session.restore(allow=["config"])
+    for batch in data:
+        if hangs and session.step == AT and config["way"] in WAYS:
+            WAYS[config["way"]](model)
+        loss = (model(batch) - batch).square().mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        session.end_step(loss=loss.item())
+        time.sleep(config.get("pace_seconds", 0.0))
+        if session.step >= config["steps"]:
+            break
+
+
+def validating_loop(config: dict[str, Any]) -> None:
+    """Rank 0 alone validates, for longer than a step may take; the other waits for it in the next step."""
+    session = workers.get_session()
+    model, optimizer, scheduler = build(config, session.rank)
+    data = session.data_loader(Points(), global_batch_size=32, seed=3, num_workers=2)
+    session.track(model=model, optimizer=optimizer, scheduler=scheduler, data=data)
+    session.restore()
+    for batch in data:
+        (model(batch) - batch).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        session.end_step()
+        if session.step == AT and session.rank == 0:
+            with session.phase("validation", timeout=60):
+                time.sleep(config["validation_seconds"])
+        if session.step >= config["steps"]:
+            break
+
+
+def slow_rank_loop(config: dict[str, Any]) -> None:
+    """Rank 1 takes longer for its own part of each step."""
+    session = workers.get_session()
+    model, optimizer, scheduler = build(config, session.rank)
+    data = session.data_loader(Points(), global_batch_size=32, seed=3, num_workers=1)
+    session.track(model=model, optimizer=optimizer, scheduler=scheduler, data=data)
+    session.restore()
+    for batch in data:
+        time.sleep(0.3 if session.rank == 1 else 0.1)
+        (model(batch) - batch).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        session.end_step()
+        if session.step >= config["steps"]:
+            break

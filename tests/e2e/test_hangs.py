@@ -1,0 +1,79 @@
+"""A rank that stands still is found, named and replaced; one that is merely slow, or says what it does, is not."""
+
+import signal
+from pathlib import Path
+
+import cloudpickle
+import hanging
+import harness
+import loops
+import pytest
+from harness import Run, entries
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+cloudpickle.register_pickle_by_value(hanging)
+
+
+def hang(tmp_path: Path, way: str, rank: int) -> Path:
+    """Train with a rank that hangs in this way once; returns the run directory."""
+    config = {"way": way, "rank": rank, "pace_seconds": 0.02}
+    return harness.trainer(tmp_path, way, hanging.hanging_loop, config=config).fit().run_dir
+
+
+@pytest.mark.parametrize(
+    ("way", "rank", "evidence", "place"),
+    [
+        ("sleep", 1, "behind in collectives", "sleep ("),
+        ("spin", 0, "behind in collectives", "spin ("),
+        ("stop", 1, "stopped", "stop ("),
+        ("loader", 0, "behind in collectives", "hanging_loop ("),
+    ],
+)
+def test_a_rank_that_hangs_is_named_and_replaced(
+    tmp_path: Path, reference: Path, way: str, rank: int, evidence: str, place: str
+) -> None:
+    run_dir = hang(tmp_path, way, rank)
+    (failure,) = entries(run_dir, "failure")
+    assert (failure["cause"], failure["rank"]) == ("hang", rank)
+    detail = failure["detail"]
+    assert evidence in detail["evidence"]
+    assert place in detail["where"][str(rank)]
+    assert place in (run_dir / detail["stacks"][str(rank)]).read_text()
+    assert detail["quiet_seconds"] < 2 * detail["limit_seconds"] + 2
+    harness.assert_equal_runs(run_dir, reference)
+
+
+def test_a_rank_that_is_stuck_in_a_collective_of_its_own_is_replaced(tmp_path: Path, reference: Path) -> None:
+    run_dir = hang(tmp_path, "lone_collective", 0)
+    (failure,) = entries(run_dir, "failure")
+    assert failure["cause"] == "hang"
+    assert "lone_collective (" in (run_dir / failure["detail"]["stacks"]["0"]).read_text()
+    harness.assert_equal_runs(run_dir, reference)
+
+
+def test_a_phase_that_the_loop_declares_may_take_its_time(tmp_path: Path) -> None:
+    config = {"validation_seconds": 7.0}
+    result = harness.trainer(tmp_path, "declared", hanging.validating_loop, config=config).fit()
+    assert result.generation == 1
+    assert not entries(result.run_dir, "suspected")
+
+
+def test_a_stopped_agent_is_ended_by_its_keeper_and_ray_replaces_it(tmp_path: Path, reference: Path) -> None:
+    run = Run(harness.trainer(tmp_path, "agent", loops.train_loop, config={"pace_seconds": 0.05}))
+    status = run.status_when(lambda status: status["step"] >= 25)
+    harness.kill(status["ranks"][1]["agent_pid"], signal.SIGSTOP)
+    result = run.result()
+    assert entries(result.run_dir, "silent")[0]["rank"] == 1
+    harness.assert_equal_runs(result.run_dir, reference)
+
+
+@pytest.mark.slow
+def test_a_slow_rank_is_reported_with_what_it_costs(tmp_path: Path) -> None:
+    result = harness.trainer(
+        tmp_path, "slow", hanging.slow_rank_loop, config={"steps": 200}, save_every_steps=100
+    ).fit()
+    found = entries(result.run_dir, "straggler")[0]
+    assert found["rank"] == 1
+    assert 0.3 < found["cost_fraction"] < 0.9
+    assert result.generation == 1
