@@ -3,7 +3,7 @@ words."""
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,18 +134,28 @@ def _echo(cause: Cause) -> dict[str, Any]:
 
 
 def stop_message(failure: Failure, reason: str) -> str:
-    """The user's own traceback first, then what was first and why the run does not go on."""
+    """The user's own traceback, or the stack of a native crash, then what was first and why the run does not go on."""
     first = failure.first
     what = f"rank {first.rank} ended with {_ending(first)} after step {max(failure.step, 0)}"
     verdict = f"The run was stopped because {reason}; first cause: {what}."
-    if first.error is None:
-        return verdict
-    return f"{first.error.traceback.rstrip()}\n\n{verdict}"
+    last_words = first.error.traceback.rstrip() if first.error else first.detail.get("stack")
+    return f"{last_words}\n\n{verdict}" if last_words else verdict
 
 
 def _ending(cause: Cause) -> str:
     if cause.error is not None:
         return f"{cause.error.type}: {cause.error.message}"
+    if cause.kind == "oom":
+        return _out_of_memory(cause.detail)
     if cause.exit_code is None:
         return _WITHOUT_EXIT.get(cause.kind, cause.kind)
-    return f"signal {-cause.exit_code}" if cause.exit_code < 0 else f"exit code {cause.exit_code}"
+    if cause.exit_code < 0:
+        return str(cause.detail.get("signal", f"signal {-cause.exit_code}"))
+    return f"exit code {cause.exit_code}"
+
+
+def _out_of_memory(detail: Mapping[str, Any]) -> str:
+    killer = {"kernel": "the kernel", "ray": "Ray's memory monitor"}[detail["killer"]]
+    memory = detail.get("memory")
+    size = f"; it used {memory['rss_bytes'] / 2**20:.0f} MiB when last seen" if memory else ""
+    return f"its being killed by {killer} for lack of memory{size}"

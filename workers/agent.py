@@ -47,6 +47,7 @@ from workers.messages import (
     StartRank,
 )
 from workers.orders import LoopSettings, RankOrders
+from workers.post_mortem import PostMortem
 from workers.processes import ProcessId
 from workers.reporter import Reporter
 
@@ -109,6 +110,7 @@ class Agent:
         self._last_report: int | None = None
         self._lost: str | None = None
         self._lock = processes.RunLock(config.run, config.driver)
+        self._post_mortem = PostMortem(agent=self._id, rank=self._rank_number, run_dir=config.settings.run_dir)
         # First thing, since it takes seconds: joining goes on meanwhile.
         self._zygote = self._start_zygote()
         self._reporter = Reporter(lambda event: self._link.tell(event), self._id)
@@ -173,6 +175,7 @@ class Agent:
             elif ranks[fd].channel.fileno() == fd:  # else its end was told in this round
                 self._from_rank(ranks[fd])
         self._tell_progress()
+        self._tell_memory()
 
     def _queue(self, command: Command) -> None:
         with self._commands_lock:
@@ -210,7 +213,10 @@ class Agent:
         rank = self._standby
         if rank is None or rank.process is None or not rank.ready or self._current is not None:
             # It has died since it was told to be ready.
-            self._tell_exited(command.generation, pid=0, code=-signal.SIGKILL, at=time.time())
+            code, now = -signal.SIGKILL, time.time()
+            self._link.tell(
+                RankExited(agent=self._id, generation=command.generation, pid=0, exit_code=code, at=now, ordered=False)
+            )
             return
         self._standby, self._current, self._finished = None, rank, None
         rank.generation = command.generation
@@ -230,13 +236,13 @@ class Agent:
         )
         with contextlib.suppress(OSError):  # it has just died, which the zygote tells
             rank.channel.send("start", orders=orders.to_json())
+        self._post_mortem.follow(rank)
         self._link.tell(RankStarted(agent=self._id, generation=command.generation, process=rank.process))
 
     def _kill_rank(self, generation: int) -> None:
         rank = self._current
         if rank is not None and rank.generation is not None and rank.generation <= generation:
-            rank.kill_ordered = True
-            rank.kill()
+            rank.kill_on_order()
 
     def _pass_outcome(self, outcome: SaveOutcome) -> None:
         rank = self._current
@@ -285,28 +291,18 @@ class Agent:
             continue  # its last words
         if rank is self._current:
             self._current = None
-            self._tell_exited(
-                rank.generation or 0, pid=pid, code=code, at=at, ordered=rank.kill_ordered, error=rank.error
-            )
+            self._link.tell(self._post_mortem.exited(rank, pid=pid, code=code, at=at))
         else:
             self._standby = None
             self._link.tell(StandbyLost(agent=self._id))
             self._standby_deaths += 1
+        last_words = rank.last_words()
         rank.close()
         if self._standby_deaths >= _STANDBY_DEATHS_MAX:
-            reason = rank.error.traceback if rank.error else f"exit code {code}"
+            reason = rank.error.traceback if rank.error else f"exit code {code}\n{last_words}"
             self.give_up(f"{_STANDBY_DEATHS_MAX} ranks in a row died before they could start: {reason}")
         elif self._standby is None and self._last_report is None:
             self._fork_standby()
-
-    def _tell_exited(
-        self, generation: int, *, pid: int, code: int, at: float, ordered: bool = False, error: RankError | None = None
-    ) -> None:
-        self._link.tell(
-            RankExited(
-                agent=self._id, generation=generation, pid=pid, exit_code=code, at=at, ordered=ordered, error=error
-            )
-        )
 
     def _fork_standby(self) -> None:
         with contextlib.suppress(OSError):  # the zygote has just ended, which is told next
@@ -347,6 +343,11 @@ class Agent:
             step = rank.heartbeat.read().step
             if step > rank.told_step:
                 self._tell_step(rank, step, time.time(), first=False)
+
+    def _tell_memory(self) -> None:
+        rank = self._current
+        if rank is not None and (memory := self._post_mortem.look(rank)) is not None:
+            self._link.tell(memory)
 
     def _tell_step(self, rank: ForkedRank, step: int, at: float, *, first: bool) -> None:
         rank.told_step = step

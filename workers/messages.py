@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from workers.checkpoint.manifest import ShardRecord
+from workers.memory_watch import MemorySeen
 from workers.processes import ProcessId
 
 # ---------------------------------------------------------------- from agents
@@ -125,7 +126,10 @@ class RankError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExited:
-    """A rank's process is gone. `ordered`: the coordinator had asked for it."""
+    """A rank's process is gone. `ordered`: the coordinator had asked for it while it still ran.
+
+    `out_of_memory`: the kernel killed it for lack of memory. `detail`: what else is known of its end; JSON values.
+    """
 
     agent: str
     generation: int
@@ -134,6 +138,17 @@ class RankExited:
     at: float
     ordered: bool
     error: RankError | None = None
+    out_of_memory: bool = False
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """How much memory a rank uses: should its agent be killed for it, nobody else could tell afterwards."""
+
+    agent: str
+    generation: int
+    memory: MemorySeen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,6 +340,7 @@ AgentEvent = (
     | RankReport
     | RankFinished
     | RankExited
+    | RankMemory
     | AgentFailed
     | Reported
 )

@@ -327,7 +327,9 @@ def _earliest(cause: Cause) -> float:
 
 
 def _cause_of(rank: int, event: RankExited) -> Cause:
-    if event.error is not None:
+    if event.out_of_memory:
+        kind = "oom"
+    elif event.error is not None:
         kind = "exception"
     elif event.exit_code < 0:
         kind = "signal"
@@ -339,4 +341,5 @@ def _cause_of(rank: int, event: RankExited) -> Cause:
         exit_code=event.exit_code,
         at=min(event.at, event.error.at) if event.error else event.at,
         error=event.error,
+        detail=event.detail,
     )
