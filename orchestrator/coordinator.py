@@ -9,13 +9,14 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator import lifecycle, recovery
 from orchestrator.archive import RunArchive
 from orchestrator.decide import rendezvous as rv
 from orchestrator.decide.budget import FailureBudget
+from orchestrator.decide.losses import WorkerLoss
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.mailbox import Mailboxes
 from orchestrator.observe.ledger import Ledger
@@ -37,6 +38,7 @@ from workers.messages import (
     PersistFailed,
     RankExited,
     RankFinished,
+    RankMemory,
     RankProgress,
     RankReady,
     RankReport,
@@ -68,7 +70,13 @@ class Coordinator:
         self._ledger.append("coordinator", driver=config.driver, resumed=self._resuming)
         failpoint.arm(config.recovery.failpoints, config.run_dir / "faults")
         self._budget = FailureBudget(config.recovery.max_failures, rng=random.Random())
-        self._rendezvous = rv.Rendezvous(generation=current.number if current else 0, resuming=self._resuming)
+        before = recovery.replay(self._ledger.path, config.driver, self._budget)
+        self._rendezvous = rv.Rendezvous(
+            generation=current.number if current else 0,
+            resuming=self._resuming,
+            judged=before.judged,
+            agents_before=frozenset(before.agents),
+        )
         self._saves = Saves(
             run=config.run,
             archive=self._archive,
@@ -98,7 +106,7 @@ class Coordinator:
             reports=self._reports,
             budget=self._budget,
             rendezvous=self._rendezvous,
-            outcome=recovery.replay(self._ledger.path, config.driver, self._budget),
+            outcome=before.outcome,
             put=self._put,
             checkpoint=newest.name if newest else None,
         )
@@ -121,6 +129,13 @@ class Coordinator:
         self, member: str, incarnation: str | None, taken: int
     ) -> tuple[Standing, str, list[tuple[int, Command]]]:
         return await self._mail.hear(member, incarnation, taken)
+
+    async def workers_lost(self, losses: Mapping[int, WorkerLoss]) -> None:
+        """Ray Train lost these workers, by rank, and is about to replace all of them."""
+        for rank, loss in losses.items():
+            member = self._rendezvous.members.get(rank)
+            if member is not None:
+                self._rendezvous.losses.lost(member.joined.agent, loss)
 
     # ------------------------------------------------------------ what the driver calls
 
@@ -209,6 +224,8 @@ class Coordinator:
             case RankExited():
                 self._life.notice_exit(event.generation)
                 await self._life.carry_out(rendezvous.exited(event))
+            case RankMemory():
+                rendezvous.uses_memory(event.agent, event.memory)
             case AgentFailed():
                 self._life.stop(event.message, "CallerError")
             case Reported():
@@ -263,7 +280,7 @@ class Coordinator:
             self._saves.rebuild(self._archive.scan().generations, len(self._rendezvous.members), self._keepers.all())
 
     def _progressed(self, event: RankProgress) -> None:
-        self._rendezvous.progressed(event.agent, event.generation, event.step)
+        self._rendezvous.progressed(event.agent, event.generation, event.step, event.at)
         if event.loss is not None and self._rank_of(event.agent) == 0:
             self._loss = event.loss
         if event.first:

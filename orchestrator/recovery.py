@@ -4,7 +4,7 @@ words."""
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +89,18 @@ def newest_committed(archive: RunArchive) -> CheckpointRecord | None:
     return lineage.newest(scan.generations, scan.checkpoints)
 
 
-def replay(ledger: Path, driver: str, budget: FailureBudget) -> Outcome:
-    """Tell the budget what the ledger says happened to this driver before a restart; returns how the run stands."""
-    outcome = Outcome(ended=False)
+@dataclass(slots=True, kw_only=True)
+class Before:
+    """What happened to this driver before its coordinator was restarted. `judged`: the last generation that failed."""
+
+    outcome: Outcome = field(default_factory=lambda: Outcome(ended=False))
+    judged: int = 0
+    agents: set[str] = field(default_factory=set)
+
+
+def replay(ledger: Path, driver: str, budget: FailureBudget) -> Before:
+    """Read it from the ledger, and tell the budget of it."""
+    before = Before()
     mine = False
     for entry in read_ledger(ledger):
         if entry["kind"] == "coordinator":
@@ -103,11 +112,15 @@ def replay(ledger: Path, driver: str, budget: FailureBudget) -> Outcome:
                 budget.generation_started(entry["restored_step"])
             case "commit":
                 budget.committed(entry["step"])
-            case "failure" if entry["restore_failed"] is None:
-                budget.failure(entry["cause"], max(entry["step"], 0))
+            case "agent":
+                before.agents.add(entry["agent"])
+            case "failure":
+                before.judged = entry["generation"]
+                if entry["restore_failed"] is None:
+                    budget.failure(entry["cause"], max(entry["step"], 0))
             case "stopped":
-                outcome = Outcome(ended=True, error=entry["reason"], error_type=entry["error_type"])
-    return outcome
+                before.outcome = Outcome(ended=True, error=entry["reason"], error_type=entry["error_type"])
+    return before
 
 
 _WITHOUT_EXIT = {"agent_lost": "the loss of its agent or node", "rank_lost": "the loss of its process"}

@@ -107,6 +107,7 @@ class Agent:
         self._current: ForkedRank | None = None
         self._standby_deaths = 0
         self._finished: RankFinished | None = None
+        self._last_exit: RankExited | None = None
         self._last_report: int | None = None
         self._lost: str | None = None
         self._lock = processes.RunLock(config.run, config.driver)
@@ -291,7 +292,8 @@ class Agent:
             continue  # its last words
         if rank is self._current:
             self._current = None
-            self._link.tell(self._post_mortem.exited(rank, pid=pid, code=code, at=at))
+            self._last_exit = self._post_mortem.exited(rank, pid=pid, code=code, at=at)
+            self._link.tell(self._last_exit)
         else:
             self._standby = None
             self._link.tell(StandbyLost(agent=self._id))
@@ -381,4 +383,5 @@ class Agent:
             reports_queued=self._reporter.queued,
             reports_done=self._reporter.done,
             finished=self._finished,
+            exited=self._last_exit,
         )

@@ -19,6 +19,7 @@ class AgentJoined:
     """An agent is there, for the first time or after the coordinator was restarted.
 
     `group` names the set of Ray Train workers that were started together. `generation` is the one whose rank runs now.
+    `exited`: how the last one ended, which a coordinator that is gone may have been told.
     """
 
     agent: str
@@ -36,6 +37,7 @@ class AgentJoined:
     reports_queued: int = 0
     reports_done: int = 0
     finished: "RankFinished | None" = None
+    exited: "RankExited | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,7 +62,7 @@ def test_failures_before_the_coordinators_restart_still_count(tmp_path: Path) ->
     def failed(driver_id: str) -> None:
         ledger.append("coordinator", driver=driver_id, resumed=False)
         ledger.append("generation", restored_step=0)
-        ledger.append("failure", cause="signal", step=5, restore_failed=None)
+        ledger.append("failure", generation=1, cause="signal", step=5, restore_failed=None)
 
     def next_verdict(driver_id: str) -> Retry | Stop:
         budget = FailureBudget(1, rng=random.Random(0))
