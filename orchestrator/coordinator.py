@@ -7,6 +7,7 @@ successor, which reads the generations and the ledger from disk, and no generati
 
 import asyncio
 import logging
+import os
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -67,7 +68,7 @@ class Coordinator:
         self._ledger = Ledger(config.run_dir / "ledger.jsonl")
         current = recovery.current_generation(self._archive, config.driver)
         self._resuming = current is not None
-        self._ledger.append("coordinator", driver=config.driver, resumed=self._resuming)
+        self._ledger.append("coordinator", driver=config.driver, resumed=self._resuming, pid=os.getpid())
         failpoint.arm(config.recovery.failpoints, config.run_dir / "faults")
         self._budget = FailureBudget(config.recovery.max_failures, rng=random.Random())
         before = recovery.replay(self._ledger.path, config.driver, self._budget)
@@ -87,6 +88,7 @@ class Coordinator:
             post_to_keepers=lambda command: self._keepers.post_all(command),
             post_to_agents=self._post_to_agents,
             on_committed=self._committed,
+            on_fenced=lambda error: self._life.stop(str(error), type(error).__name__),
         )
         self._reports = ReportSequence(self._mail.post)
         self._keepers = KeeperRoster(self._nodes, self._mail.post)

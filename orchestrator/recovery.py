@@ -15,6 +15,7 @@ from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord
 from orchestrator.decide.rendezvous import Cause, Failure
 from orchestrator.observe.ledger import read_ledger
 from orchestrator.outcome import Outcome
+from workers.errors import Fenced
 
 logger = logging.getLogger("lastgood")
 
@@ -120,6 +121,8 @@ def replay(ledger: Path, driver: str, budget: FailureBudget) -> Before:
                     budget.failure(entry["cause"], max(entry["step"], 0))
             case "stopped":
                 before.outcome = Outcome(ended=True, error=entry["reason"], error_type=entry["error_type"])
+            case "fenced":
+                before.outcome = Outcome(ended=True, error=entry["reason"], error_type=Fenced.__name__)
     return before
 
 

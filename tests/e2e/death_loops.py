@@ -57,9 +57,13 @@ def greedy_loop(config: dict[str, Any]) -> None:
     train_with(config, allocate_without_end)
 
 
-def allocate_without_end() -> None:
+def allocate_without_end(pause_seconds: float = 0.1) -> None:
     """Slowly enough for the agent, which looks once a second, to see it grow."""
     hoard = []
     while True:
         hoard.append(bytearray(16 << 20))
-        time.sleep(0.1)
+        time.sleep(pause_seconds)
+
+
+def hoarding_loop(config: dict[str, Any]) -> None:
+    train_with(config, lambda: allocate_without_end(pause_seconds=0.01))

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,3 +76,25 @@ def test_a_rank_that_the_kernel_kills_for_its_memory_is_told_from_a_crash(
     assert memory["group_peak_bytes"] >= memory["group_rss_bytes"] > memory["rss_bytes"]
     assert memory["available_bytes"] > 0
     harness.assert_equal_runs(result.run_dir, reference)
+
+
+@pytest.mark.slow
+def test_a_rank_whose_agent_rays_memory_monitor_kills_is_named_and_the_run_goes_on(
+    tmp_path: Path, reference: Path
+) -> None:
+    script = Path(__file__).parent / "oom_script.py"
+    finished = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), "ray-oom"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    assert f"finished step {harness.STEPS} in generation 2" in finished.stdout
+    (failure,) = entries(tmp_path / "ray-oom", "failure")
+    assert (failure["rank"], failure["cause"], failure["exit_code"]) == (1, "oom", None)
+    assert failure["detail"]["killer"] == "ray"
+    assert "low on memory" in failure["detail"]["ray"]
+    assert failure["detail"]["memory"]["rss_bytes"] > 1000 * MIB
+    harness.assert_equal_runs(tmp_path / "ray-oom", reference)
