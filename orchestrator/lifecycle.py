@@ -238,10 +238,11 @@ class Lifecycle:
         """End the run with an error; the first one counts."""
         if self.outcome.ended:
             return
+        driver = self.config.driver
         if error_type == Fenced.__name__:
-            self.ledger.append("fenced", driver=self.config.driver, reason=error)  # the run itself goes on elsewhere
+            self.ledger.append("fenced", driver=driver, reason=error)  # the run itself goes on elsewhere
         else:
-            self.ledger.append("stopped", reason=error, error_type=error_type)
+            self.ledger.append("stopped", driver=driver, reason=error, error_type=error_type)
         for decision in self.rendezvous.stop():
             if isinstance(decision, rv.EndRanks):
                 self._end_ranks(decision)

@@ -119,9 +119,10 @@ def replay(ledger: Path, driver: str, budget: FailureBudget) -> Before:
                 before.judged = entry["generation"]
                 if entry["restore_failed"] is None:
                     budget.failure(entry["cause"], max(entry["step"], 0))
-            case "stopped":
+            # Another driver may write into the same ledger: of one that is fenced, or refused.
+            case "stopped" if entry["driver"] == driver:
                 before.outcome = Outcome(ended=True, error=entry["reason"], error_type=entry["error_type"])
-            case "fenced":
+            case "fenced" if entry["driver"] == driver:
                 before.outcome = Outcome(ended=True, error=entry["reason"], error_type=Fenced.__name__)
     return before
 

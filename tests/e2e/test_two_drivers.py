@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import harness
 import loops
 import psutil
 import pytest
+import ray
 from harness import Run, entries, wait_for
 from own_ray_script import STEP
 
@@ -28,12 +30,12 @@ PACE = {"pace_seconds": 0.05}
 class FirstDriver:
     """A driver process with all that it starts. `tmpdir` stands for its machine: what is local to a node lies there."""
 
-    def __init__(self, storage: Path, tmpdir: Path, stop_at: str) -> None:
+    def __init__(self, storage: Path, tmpdir: Path, command: list[str]) -> None:
         self.run_dir = storage / NAME
         tmpdir.mkdir(exist_ok=True)
         self._log = open(storage / "first.log", "w+", encoding="utf-8")  # noqa: SIM115
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).parent / "own_ray_script.py"), str(storage), NAME, stop_at],
+            [sys.executable, *command],
             stdout=self._log,
             stderr=subprocess.STDOUT,
             env={**os.environ, "TMPDIR": str(tmpdir)},
@@ -70,15 +72,19 @@ class FirstDriver:
         self._log.close()
 
 
-Start = Callable[[Path, str], FirstDriver]
+Start = Callable[..., FirstDriver]
+HERE = Path(__file__).parent
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     started = []
 
-    def start_first(tmpdir: Path, stop_at: str = "-") -> FirstDriver:
-        started.append(FirstDriver(tmp_path, tmpdir, stop_at))
+    def start_first(tmpdir: Path, *, stop_at: str = "-", own_ray: bool = True) -> FirstDriver:
+        command = [str(HERE / "own_ray_script.py"), str(tmp_path), NAME, stop_at]
+        if not own_ray:
+            command = [str(HERE / "driver_script.py"), ray.get_runtime_context().gcs_address, str(tmp_path), NAME]
+        started.append(FirstDriver(tmp_path, tmpdir, command))
         return started[-1]
 
     yield start_first
@@ -96,7 +102,7 @@ def restorable(run_dir: Path) -> str:
 def test_what_a_paused_driver_still_does_after_another_has_taken_over_changes_nothing(
     tmp_path: Path, reference: Path, start: Start, stop_at: str
 ) -> None:
-    first = start(tmp_path / "elsewhere", stop_at)
+    first = start(tmp_path / "elsewhere", stop_at=stop_at)
     wait_for(lambda: (first.run_dir / "faults" / "paused.json").exists() or None, 90)
     first.signal(signal.SIGSTOP)
     result = harness.trainer(tmp_path, NAME, loops.train_loop).fit()
@@ -120,11 +126,23 @@ def test_what_a_paused_driver_still_does_after_another_has_taken_over_changes_no
 def test_a_driver_is_refused_while_another_ones_processes_live_on_the_same_machine(
     tmp_path: Path, reference: Path, start: Start
 ) -> None:
-    first = start(Path(os.environ.get("TMPDIR", "/tmp")), "-")
+    first = start(Path(tempfile.gettempdir()))
     wait_for(lambda: first.step_when(harness.SAVE_EVERY), 90)
     with pytest.raises(EnvironmentProblem, match=r"processes of an earlier driver .* are still alive .*: pids \d"):
         Run(harness.trainer(tmp_path, NAME, loops.train_loop, takeover_seconds=0.5)).result()
     first.process.wait(timeout=90)
     assert first.process.returncode == 0, first.log()
     assert not entries(first.run_dir, "failure"), "the one at work was disturbed"
+    harness.assert_equal_runs(first.run_dir, reference)
+
+
+def test_a_later_driver_of_the_same_ray_takes_over_from_one_at_work(
+    tmp_path: Path, reference: Path, start: Start
+) -> None:
+    first = start(Path(tempfile.gettempdir()), own_ray=False)
+    wait_for(lambda: first.step_when(harness.SAVE_EVERY), 90)
+    result = harness.trainer(tmp_path, NAME, loops.train_loop).fit()
+    assert entries(result.run_dir, "generation")[-1]["restored_step"] >= harness.SAVE_EVERY
+    first.process.wait(timeout=60)
+    assert "another driver took it over" in first.log()
     harness.assert_equal_runs(first.run_dir, reference)
