@@ -99,7 +99,8 @@ class _Driver:
 
         def look() -> bool | None:
             assert self.process.poll() is None, self.log()
-            return True if run_dir.exists() and len(entries(run_dir, "commit")) >= count else None
+            started = (run_dir / "ledger.jsonl").exists()
+            return True if started and len(entries(run_dir, "commit")) >= count else None
 
         wait_for(look, COMMIT_SECONDS)
 

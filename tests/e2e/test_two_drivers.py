@@ -24,7 +24,6 @@ from workers.errors import EnvironmentProblem
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 NAME = "shared"
-PACE = {"pace_seconds": 0.05}
 
 
 class FirstDriver:
@@ -56,9 +55,10 @@ class FirstDriver:
             except psutil.NoSuchProcess:
                 continue
 
-    def step_when(self, at_least: int) -> bool | None:
+    def committed(self, at_least: int) -> bool | None:
         assert self.process.poll() is None, self.log()
-        committed = [entry["step"] for entry in entries(self.run_dir, "commit")] if self.run_dir.exists() else []
+        started = (self.run_dir / "ledger.jsonl").exists()
+        committed = [entry["step"] for entry in entries(self.run_dir, "commit")] if started else []
         return True if max(committed, default=0) >= at_least else None
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ def test_a_driver_is_refused_while_another_ones_processes_live_on_the_same_machi
     tmp_path: Path, reference: Path, start: Start
 ) -> None:
     first = start(Path(tempfile.gettempdir()))
-    wait_for(lambda: first.step_when(harness.SAVE_EVERY), 90)
+    wait_for(lambda: first.committed(harness.SAVE_EVERY), 90)
     with pytest.raises(EnvironmentProblem, match=r"processes of an earlier driver .* are still alive .*: pids \d"):
         Run(harness.trainer(tmp_path, NAME, loops.train_loop, takeover_seconds=0.5)).result()
     first.process.wait(timeout=90)
@@ -140,7 +140,7 @@ def test_a_later_driver_of_the_same_ray_takes_over_from_one_at_work(
     tmp_path: Path, reference: Path, start: Start
 ) -> None:
     first = start(Path(tempfile.gettempdir()), own_ray=False)
-    wait_for(lambda: first.step_when(harness.SAVE_EVERY), 90)
+    wait_for(lambda: first.committed(harness.SAVE_EVERY), 90)
     result = harness.trainer(tmp_path, NAME, loops.train_loop).fit()
     assert entries(result.run_dir, "generation")[-1]["restored_step"] >= harness.SAVE_EVERY
     first.process.wait(timeout=60)
