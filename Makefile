@@ -4,7 +4,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.installed-$(shell cksum < pyproject.toml | tr -d ' ')
 
-.PHONY: setup demo test check bench-recovery clean
+.PHONY: setup demo test check chaos-deaths bench-recovery clean
 
 setup: $(STAMP)
 
@@ -27,6 +27,10 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Kills the supervisor's own parts at random moments, e.g. ARGS="--trials 50 --seed 7".
+chaos-deaths: $(STAMP)
+	$(BIN)/python tests/e2e/random_deaths.py $(ARGS)
 
 bench-recovery: $(STAMP)
 	$(BIN)/python tests/benchmarks/recovery.py $(ARGS)

@@ -37,7 +37,7 @@ from workers.checkpoint.manifest import (
 )
 from workers.checkpoint.sealed import seal, unseal
 from workers.checkpoint.store import Store
-from workers.errors import CheckpointDamaged, EnvironmentProblem, LastgoodError
+from workers.errors import CheckpointDamaged, EnvironmentProblem, Fenced, LastgoodError
 
 GENERATIONS_DIR = "generations"
 QUARANTINE_DIR = "quarantine"
@@ -45,10 +45,6 @@ TRASH_DIR = "trash"
 _VANISHED = "its directory is gone, though it was committed"
 
 _GENERATION_NAME = re.compile(r"(\d{8,})\.json", re.ASCII)
-
-
-class Fenced(EnvironmentProblem):
-    """Another driver has taken over the run; this one may not touch it any more."""
 
 
 class LineageMoved(LastgoodError):
@@ -232,11 +228,13 @@ class RunArchive:
         """Write the manifest: from here on the checkpoint counts. Once more with the same shards is fine.
 
         `my_generation` is the one that runs now, if it is not the manifest's. Raises Fenced if a higher one exists,
-        EnvironmentProblem if shards that keepers wrote are not to be seen from here.
+        before or after: what a driver that was stopped in between still writes is not restored, and must not be called
+        committed. Raises EnvironmentProblem if shards that keepers wrote are not to be seen from here.
         """
         context = {"generation": manifest.generation, "step": manifest.step}
         failpoint.hit("commit.begin", **context)
-        self._check_fence(manifest.generation if my_generation is None else my_generation)
+        my_generation = manifest.generation if my_generation is None else my_generation
+        self._check_fence(my_generation)
         directory = checkpoint_dir(manifest.name)
         visible = self._store.list_dir(directory, fresh=True)
         unseen = [shard.file for shard in manifest.shards if shard.file not in visible]
@@ -254,6 +252,7 @@ class RunArchive:
             if replace(existing, created_at=manifest.created_at) != manifest:
                 raise CheckpointDamaged(f"{path} exists already, with other content") from None
             self._store.sync_dir(directory)
+        self._check_fence(my_generation)
         failpoint.hit("commit.done", **context)
 
     def quarantine(self, name: str, reason: str) -> None:

@@ -7,15 +7,17 @@ successor, which reads the generations and the ledger from disk, and no generati
 
 import asyncio
 import logging
+import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator import lifecycle, recovery
 from orchestrator.archive import RunArchive
 from orchestrator.decide import rendezvous as rv
 from orchestrator.decide.budget import FailureBudget
+from orchestrator.decide.losses import WorkerLoss
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.mailbox import Mailboxes
 from orchestrator.observe.ledger import Ledger
@@ -39,6 +41,7 @@ from workers.messages import (
     PersistFailed,
     RankExited,
     RankFinished,
+    RankMemory,
     RankPulse,
     RankReady,
     RankReport,
@@ -70,10 +73,16 @@ class Coordinator:
         self._ledger = Ledger(config.run_dir / "ledger.jsonl")
         current = recovery.current_generation(self._archive, config.driver)
         self._resuming = current is not None
-        self._ledger.append("coordinator", driver=config.driver, resumed=self._resuming)
+        self._ledger.append("coordinator", driver=config.driver, resumed=self._resuming, pid=os.getpid())
         failpoint.arm(config.recovery.failpoints, config.run_dir / "faults")
         self._budget = FailureBudget(config.recovery.max_failures, rng=random.Random())
-        self._rendezvous = rv.Rendezvous(generation=current.number if current else 0, resuming=self._resuming)
+        before = recovery.replay(self._ledger.path, config.driver, self._budget)
+        self._rendezvous = rv.Rendezvous(
+            generation=current.number if current else 0,
+            resuming=self._resuming,
+            judged=before.judged,
+            agents_before=frozenset(before.agents),
+        )
         self._saves = Saves(
             run=config.run,
             archive=self._archive,
@@ -84,6 +93,7 @@ class Coordinator:
             post_to_keepers=lambda command: self._keepers.post_all(command),
             post_to_agents=self._post_to_agents,
             on_committed=self._committed,
+            on_fenced=lambda error: self._life.stop(str(error), type(error).__name__),
         )
         self._reports = ReportSequence(self._mail.post)
         self._keepers = KeeperRoster(self._nodes, self._mail.post)
@@ -112,7 +122,7 @@ class Coordinator:
             reports=self._reports,
             budget=self._budget,
             rendezvous=self._rendezvous,
-            outcome=recovery.replay(self._ledger.path, config.driver, self._budget),
+            outcome=before.outcome,
             put=self._put,
             checkpoint=newest.name if newest else None,
         )
@@ -135,6 +145,13 @@ class Coordinator:
         self, member: str, incarnation: str | None, taken: int
     ) -> tuple[Standing, str, list[tuple[int, Command]]]:
         return await self._mail.hear(member, incarnation, taken)
+
+    async def workers_lost(self, losses: Mapping[int, WorkerLoss]) -> None:
+        """Ray Train lost these workers, by rank, and is about to replace all of them."""
+        for rank, loss in losses.items():
+            member = self._rendezvous.members.get(rank)
+            if member is not None:
+                self._rendezvous.losses.lost(member.joined.agent, loss)
 
     # ------------------------------------------------------------ what the driver calls
 
@@ -234,6 +251,8 @@ class Coordinator:
                 self._watch.rank_ended(event.agent, event.generation)
                 self._life.notice_exit(event.generation)
                 await self._life.carry_out(rendezvous.exited(event))
+            case RankMemory():
+                rendezvous.uses_memory(event.agent, event.memory)
             case AgentFailed():
                 self._life.stop(event.message, "CallerError")
             case Reported():
@@ -288,12 +307,12 @@ class Coordinator:
             self._saves.rebuild(self._archive.scan().generations, len(self._rendezvous.members), self._keepers.all())
 
     def _first_step(self, event: FirstStep) -> None:
-        self._rendezvous.progressed(event.agent, event.generation, event.step)
+        self._rendezvous.progressed(event.agent, event.generation, event.step, event.at)
         rank = self._rank_of(event.agent)
         self._ledger.append("first_step", generation=event.generation, rank=rank, step=event.step, at_step=event.at)
 
     async def _pulse(self, event: RankPulse) -> None:
-        self._rendezvous.progressed(event.agent, event.generation, event.step)
+        self._rendezvous.progressed(event.agent, event.generation, event.step, time.time())
         if event.loss is not None and self._rank_of(event.agent) == 0:
             self._loss = event.loss
         cause = self._watch.pulse(event)

@@ -17,7 +17,7 @@ import ray
 import ray.util
 import xxhash
 from packaging.specifiers import SpecifierSet
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.coordinator import Coordinator
@@ -147,6 +147,8 @@ def ask_outcome(coordinator: Any) -> Outcome | None:
         try:
             outcome: Outcome = ray.get(coordinator.outcome.remote(), timeout=_OUTCOME_SECONDS)
             return outcome
+        except ActorDiedError:
+            return None  # for good: another driver has killed it
         except RayError:
             time.sleep(_RETRY_SECONDS)
     return None

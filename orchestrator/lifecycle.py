@@ -22,7 +22,7 @@ from orchestrator.outcome import CoordinatorConfig, Outcome
 from orchestrator.reports import ReportSequence
 from orchestrator.roster import KeeperRoster
 from orchestrator.saves import Saves
-from workers.errors import LastgoodError
+from workers.errors import Fenced, LastgoodError
 from workers.messages import EndGeneration, Finish, KillRank, RestoreOrder, StartRank
 
 logger = logging.getLogger("lastgood")
@@ -243,7 +243,11 @@ class Lifecycle:
         """End the run with an error; the first one counts."""
         if self.outcome.ended:
             return
-        self.ledger.append("stopped", reason=error, error_type=error_type)
+        driver = self.config.driver
+        if error_type == Fenced.__name__:
+            self.ledger.append("fenced", driver=driver, reason=error)  # the run itself goes on elsewhere
+        else:
+            self.ledger.append("stopped", driver=driver, reason=error, error_type=error_type)
         for decision in self.rendezvous.stop():
             if isinstance(decision, rv.EndRanks):
                 self._end_ranks(decision)

@@ -3,8 +3,8 @@ words."""
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord
 from orchestrator.decide.rendezvous import Cause, Failure
 from orchestrator.observe.ledger import read_ledger
 from orchestrator.outcome import Outcome
+from workers.errors import Fenced
 
 logger = logging.getLogger("lastgood")
 
@@ -89,9 +90,18 @@ def newest_committed(archive: RunArchive) -> CheckpointRecord | None:
     return lineage.newest(scan.generations, scan.checkpoints)
 
 
-def replay(ledger: Path, driver: str, budget: FailureBudget) -> Outcome:
-    """Tell the budget what the ledger says happened to this driver before a restart; returns how the run stands."""
-    outcome = Outcome(ended=False)
+@dataclass(slots=True, kw_only=True)
+class Before:
+    """What happened to this driver before its coordinator was restarted. `judged`: the last generation that failed."""
+
+    outcome: Outcome = field(default_factory=lambda: Outcome(ended=False))
+    judged: int = 0
+    agents: set[str] = field(default_factory=set)
+
+
+def replay(ledger: Path, driver: str, budget: FailureBudget) -> Before:
+    """Read it from the ledger, and tell the budget of it."""
+    before = Before()
     mine = False
     for entry in read_ledger(ledger):
         if entry["kind"] == "coordinator":
@@ -103,11 +113,18 @@ def replay(ledger: Path, driver: str, budget: FailureBudget) -> Outcome:
                 budget.generation_started(entry["restored_step"])
             case "commit":
                 budget.committed(entry["step"])
-            case "failure" if entry["restore_failed"] is None:
-                budget.failure(entry["cause"], max(entry["step"], 0))
-            case "stopped":
-                outcome = Outcome(ended=True, error=entry["reason"], error_type=entry["error_type"])
-    return outcome
+            case "agent":
+                before.agents.add(entry["agent"])
+            case "failure":
+                before.judged = entry["generation"]
+                if entry["restore_failed"] is None:
+                    budget.failure(entry["cause"], max(entry["step"], 0))
+            # Another driver may write into the same ledger: of one that is fenced, or refused.
+            case "stopped" if entry["driver"] == driver:
+                before.outcome = Outcome(ended=True, error=entry["reason"], error_type=entry["error_type"])
+            case "fenced" if entry["driver"] == driver:
+                before.outcome = Outcome(ended=True, error=entry["reason"], error_type=Fenced.__name__)
+    return before
 
 
 _WITHOUT_EXIT = {"agent_lost": "the loss of its agent or node", "rank_lost": "the loss of its process"}
@@ -134,18 +151,28 @@ def _echo(cause: Cause) -> dict[str, Any]:
 
 
 def stop_message(failure: Failure, reason: str) -> str:
-    """The user's own traceback first, then what was first and why the run does not go on."""
+    """The user's own traceback, or the stack of a native crash, then what was first and why the run does not go on."""
     first = failure.first
     what = f"rank {first.rank} ended with {_ending(first)} after step {max(failure.step, 0)}"
     verdict = f"The run was stopped because {reason}; first cause: {what}."
-    if first.error is None:
-        return verdict
-    return f"{first.error.traceback.rstrip()}\n\n{verdict}"
+    last_words = first.error.traceback.rstrip() if first.error else first.detail.get("stack")
+    return f"{last_words}\n\n{verdict}" if last_words else verdict
 
 
 def _ending(cause: Cause) -> str:
     if cause.error is not None:
         return f"{cause.error.type}: {cause.error.message}"
+    if cause.kind == "oom":
+        return _out_of_memory(cause.detail)
     if cause.exit_code is None:
         return _WITHOUT_EXIT.get(cause.kind, cause.kind)
-    return f"signal {-cause.exit_code}" if cause.exit_code < 0 else f"exit code {cause.exit_code}"
+    if cause.exit_code < 0:
+        return str(cause.detail.get("signal", f"signal {-cause.exit_code}"))
+    return f"exit code {cause.exit_code}"
+
+
+def _out_of_memory(detail: Mapping[str, Any]) -> str:
+    killer = {"kernel": "the kernel", "ray": "Ray's memory monitor"}[detail["killer"]]
+    memory = detail.get("memory")
+    size = f"; it used {memory['rss_bytes'] / 2**20:.0f} MiB when last seen" if memory else ""
+    return f"its being killed by {killer} for lack of memory{size}"

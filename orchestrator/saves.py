@@ -15,7 +15,7 @@ from orchestrator.decide.lineage import GenerationRecord
 from orchestrator.observe.ledger import Ledger, committed_checkpoints, read_ledger
 from workers import failpoint
 from workers.checkpoint.manifest import Manifest, checkpoint_name
-from workers.errors import LastgoodError
+from workers.errors import Fenced, LastgoodError
 from workers.messages import (
     Command,
     KeeperJoined,
@@ -33,7 +33,8 @@ logger = logging.getLogger("lastgood")
 
 class Saves:
     """`post_to_rank_keeper(rank, command)`, `post_to_keepers(command)` and `post_to_agents(command)` send commands;
-    `on_committed(step, generation, checkpoint)` is called after each commit."""
+    `on_committed(step, generation, checkpoint)` is called after each commit, `on_fenced` when another driver has taken
+    over."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class Saves:
         post_to_keepers: Callable[[Command], None],
         post_to_agents: Callable[[Command], None],
         on_committed: Callable[[int, int, str], None],
+        on_fenced: Callable[[Fenced], None],
     ) -> None:
         self._run = run
         self._archive = archive
@@ -57,6 +59,7 @@ class Saves:
         self._post_to_keepers = post_to_keepers
         self._post_to_agents = post_to_agents
         self._on_committed = on_committed
+        self._on_fenced = on_fenced
         self._receipts: dict[tuple[int, int, int], dict[int, ShardPersisted]] = {}
         self._world_size = 0
         self._generation = 0
@@ -227,6 +230,8 @@ class Saves:
         try:
             await asyncio.to_thread(self._archive.commit, manifest, my_generation=self._generation)
         except LastgoodError as error:
+            if isinstance(error, Fenced):
+                self._on_fenced(error)
             self._carry_out(self._machine.commit_failed(**key, error=str(error), transient=False, at=_now()))
             return
         except OSError as error:

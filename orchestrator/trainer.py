@@ -24,6 +24,7 @@ from orchestrator import driver
 from orchestrator.config import RecoveryConfig
 from orchestrator.keepers import KeeperFleet
 from orchestrator.outcome import CoordinatorConfig, Outcome
+from orchestrator.ray_losses import LossReporter
 from workers import errors
 from workers.agent import AgentConfig, agent_main
 from workers.errors import CallerError, EnvironmentProblem, LastgoodError, TrainingFailed
@@ -131,14 +132,16 @@ class SupervisedTrainer:
         return self._result(result, outcome)
 
     def _fit_with_ray(self, agent: AgentConfig) -> tuple[ray.train.Result | None, Exception | None]:
+        callbacks: list[Any] = [*(self._run_config.callbacks or []), LossReporter(agent.coordinator)]
         run_config = RunConfig(
             **{
                 item.name: getattr(self._run_config, item.name)
                 for item in fields(self._run_config)
-                if item.name in ("name", "callbacks", "worker_runtime_env", "logging_config")
+                if item.name in ("name", "worker_runtime_env", "logging_config")
                 and getattr(self._run_config, item.name, None) is not None
             },
             storage_path=str(self.run_dir.parent),  # absolute: Ray takes a relative one for a URI
+            callbacks=callbacks,
             # For lost workers and nodes alone: what must end the run is returned by the agents, never raised.
             failure_config=FailureConfig(max_failures=-1),
         )

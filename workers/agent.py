@@ -26,6 +26,7 @@ import ray.train
 from workers import processes
 from workers.forks import ForkedRank, ZygoteClient
 from workers.keeper import keeper_address
+from workers.last_words import stacks_file
 from workers.link import Link
 from workers.messages import (
     AgentFailed,
@@ -50,10 +51,11 @@ from workers.messages import (
     StartRank,
 )
 from workers.orders import LoopSettings, RankOrders
+from workers.post_mortem import PostMortem
 from workers.processes import ProcessId
 from workers.pulses import PulseTaker
 from workers.reporter import Reporter
-from workers.stacks import dump_stacks, stacks_file
+from workers.stacks import dump_stacks
 
 logger = logging.getLogger("lastgood")
 
@@ -111,10 +113,12 @@ class Agent:
         self._current: ForkedRank | None = None
         self._standby_deaths = 0
         self._finished: RankFinished | None = None
+        self._last_exit: RankExited | None = None
         self._last_report: int | None = None
         self._lost: str | None = None
         self._pulses = PulseTaker()
         self._lock = processes.RunLock(config.run, config.driver)
+        self._post_mortem = PostMortem(agent=self._id, rank=self._rank_number, run_dir=config.settings.run_dir)
         # First thing, since it takes seconds: joining goes on meanwhile.
         self._zygote = self._start_zygote()
         self._reporter = Reporter(lambda event: self._link.tell(event), self._id)
@@ -179,6 +183,7 @@ class Agent:
             elif ranks[fd].channel.fileno() == fd:  # else its end was told in this round
                 self._from_rank(ranks[fd])
         self._tell_pulse()
+        self._tell_memory()
 
     def _queue(self, command: Command) -> None:
         with self._commands_lock:
@@ -218,10 +223,13 @@ class Agent:
         rank = self._standby
         if rank is None or rank.process is None or not rank.ready or self._current is not None:
             # It has died since it was told to be ready.
-            self._tell_exited(command.generation, pid=0, code=-signal.SIGKILL, at=time.time())
+            code, now = -signal.SIGKILL, time.time()
+            self._link.tell(
+                RankExited(agent=self._id, generation=command.generation, pid=0, exit_code=code, at=now, ordered=False)
+            )
             return
         self._standby, self._current, self._finished = None, rank, None
-        rank.generation, rank.rank = command.generation, command.rank
+        rank.generation = command.generation
         settings = {item.name: getattr(self._config.settings, item.name) for item in fields(LoopSettings)}
         orders = RankOrders(
             **settings,
@@ -238,13 +246,13 @@ class Agent:
         )
         with contextlib.suppress(OSError):  # it has just died, which the zygote tells
             rank.channel.send("start", orders=orders.to_json())
+        self._post_mortem.follow(rank)
         self._link.tell(RankStarted(agent=self._id, generation=command.generation, process=rank.process))
 
     def _kill_rank(self, generation: int) -> None:
         rank = self._current
         if rank is not None and rank.generation is not None and rank.generation <= generation:
-            rank.kill_ordered = True
-            rank.kill()
+            rank.kill_on_order()
 
     def _pass_outcome(self, outcome: SaveOutcome) -> None:
         rank = self._current
@@ -293,44 +301,19 @@ class Agent:
             continue  # its last words
         if rank is self._current:
             self._current = None
-            step = rank.heartbeat.read().step
-            self._tell_exited(
-                rank.generation or 0, pid=pid, code=code, at=at, ordered=rank.kill_ordered, step=step, error=rank.error
-            )
+            self._last_exit = self._post_mortem.exited(rank, pid=pid, code=code, at=at)
+            self._link.tell(self._last_exit)
         else:
             self._standby = None
             self._link.tell(StandbyLost(agent=self._id))
             self._standby_deaths += 1
+        last_words = rank.last_words()
         rank.close()
         if self._standby_deaths >= _STANDBY_DEATHS_MAX:
-            reason = rank.error.traceback if rank.error else f"exit code {code}"
+            reason = rank.error.traceback if rank.error else f"exit code {code}\n{last_words}"
             self.give_up(f"{_STANDBY_DEATHS_MAX} ranks in a row died before they could start: {reason}")
         elif self._standby is None and self._last_report is None:
             self._fork_standby()
-
-    def _tell_exited(
-        self,
-        generation: int,
-        *,
-        pid: int,
-        code: int,
-        at: float,
-        ordered: bool = False,
-        step: int = -1,
-        error: RankError | None = None,
-    ) -> None:
-        self._link.tell(
-            RankExited(
-                agent=self._id,
-                generation=generation,
-                pid=pid,
-                exit_code=code,
-                at=at,
-                ordered=ordered,
-                step=step,
-                error=error,
-            )
-        )
 
     def _fork_standby(self) -> None:
         with contextlib.suppress(OSError):  # the zygote has just ended, which is told next
@@ -375,14 +358,20 @@ class Agent:
         rank = self._current
         if rank is None or rank.process is None or rank.generation != order.generation:
             return
-        file = stacks_file(order.generation, rank.rank, order.name)
-        dump = partial(dump_stacks, rank.process.pid, self._config.settings.run_dir, file)
+        file = stacks_file(order.generation, self._rank_number, order.name)
+        last_words_fd = os.dup(rank.last_words_fd)  # the rank may be gone and forgotten before this is done
+        dump = partial(dump_stacks, rank.process, last_words_fd, self._config.settings.run_dir, file)
         # On a thread of its own: it takes a while, and the storage may be what hangs.
         work = partial(self._tell_stacks, partial(dump, agent=self._id, generation=order.generation))
         threading.Thread(target=work, name="lastgood-stacks", daemon=True).start()
 
     def _tell_stacks(self, dump: Callable[[], StacksDumped]) -> None:
         self._link.tell(dump())
+
+    def _tell_memory(self) -> None:
+        rank = self._current
+        if rank is not None and (memory := self._post_mortem.look(rank)) is not None:
+            self._link.tell(memory)
 
     def _introduce(self) -> AgentJoined:
         current, standby = self._current, self._standby
@@ -403,4 +392,5 @@ class Agent:
             reports_queued=self._reporter.queued,
             reports_done=self._reporter.done,
             finished=self._finished,
+            exited=self._last_exit,
         )

@@ -30,6 +30,10 @@ class EnvironmentProblem(LastgoodError):
     exit_code = 5
 
 
+class Fenced(EnvironmentProblem):
+    """Another driver has taken over the run; this one may not touch it any more."""
+
+
 class GuaranteeBroken(LastgoodError):
     """Something that lastgood promises does not hold; never ignored, never retried in silence."""
 

@@ -5,13 +5,14 @@ said before it ended is read before its end is told.
 """
 
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from workers import processes
+from workers import last_words, processes
 from workers.heartbeat import HeartbeatPage
 from workers.messages import RankError
 from workers.processes import ProcessId
@@ -27,6 +28,7 @@ class ForkedRank:
     token: int
     channel: Channel
     heartbeat: HeartbeatPage
+    last_words_fd: int
     process: ProcessId | None = None
     pidfd: int = -1
     ready: bool = False
@@ -34,7 +36,6 @@ class ForkedRank:
     generation: int | None = None
     kill_ordered: bool = False
     error: RankError | None = None
-    rank: int = -1
     stepped: bool = False
     killed: set[int] = field(default_factory=set)
 
@@ -51,6 +52,16 @@ class ForkedRank:
             return None
         return received[0]
 
+    def last_words(self) -> str:
+        """Where native code crashed; empty if it did not."""
+        return last_words.crashed_stack(last_words.read(self.last_words_fd))
+
+    def kill_on_order(self) -> None:
+        # One that is dead already, which is about to be told, died by itself: that may be the first cause.
+        if self.pidfd >= 0 and not select.select([self.pidfd], [], [], 0)[0]:
+            self.kill_ordered = True
+        self.kill()
+
     def kill(self) -> None:
         if self.process is not None:
             self.killed |= {member.pid for member in processes.group_members(self.process.pid)}
@@ -60,6 +71,7 @@ class ForkedRank:
         processes.remove_torch_shared_memory(self.killed)
         self.channel.close()
         self.heartbeat.close()
+        os.close(self.last_words_fd)
         if self.pidfd >= 0:
             os.close(self.pidfd)
 
@@ -83,10 +95,14 @@ class ZygoteClient:
         """Ask for a rank; its pid comes as a "forked" message with its token."""
         ours, theirs = channel_pair()
         heartbeat_fd = HeartbeatPage.create_fd()
+        last_words_fd = last_words.create_fd()
         self._next_token += 1
-        rank = ForkedRank(token=self._next_token, channel=ours, heartbeat=HeartbeatPage(heartbeat_fd))
+        rank = ForkedRank(
+            token=self._next_token, channel=ours, heartbeat=HeartbeatPage(heartbeat_fd), last_words_fd=last_words_fd
+        )
         try:
-            self.channel.send("fork", fds=(theirs.fileno(), heartbeat_fd, self._payload_fd), token=rank.token)
+            fds = (theirs.fileno(), heartbeat_fd, self._payload_fd, last_words_fd)
+            self.channel.send("fork", fds=fds, token=rank.token)
         finally:
             theirs.close()
             os.close(heartbeat_fd)

@@ -40,18 +40,26 @@ class GroupRecord:
         self._write()
 
     def end_predecessors(self, timeout_seconds: float) -> list[int]:
-        """End what earlier drivers left on this node; the pids of those that would not go in time."""
-        for path in self._dir.glob("*.groups"):
-            if not path.stem.startswith(self._driver):
-                for leader, _ in _read(path):
-                    processes.kill_leftover_group(leader)
-                path.unlink(missing_ok=True)
+        """End what earlier drivers left on this node; the pids of those that would not go in time.
+
+        Only ranks that nobody looks after any more are killed: an agent that lives still serves its driver, which Ray
+        has either killed, so that the agent is about to go, or which is at work, and is not to be disturbed.
+        """
         deadline = time.monotonic() + timeout_seconds
         while True:
             locks = [path for path in self._dir.glob("*.lock") if path.stem != self._driver]
-            holders = sorted({pid for path in locks for pid in processes.lock_holders(path)})
-            if not holders or time.monotonic() > deadline:
-                return holders
+            holders = {pid for path in locks for pid in processes.lock_holders(path)}
+            records = [path for path in self._dir.glob("*.groups") if not path.stem.startswith(self._driver)]
+            leaders = [leader for path in records for leader, _ in _read(path)]
+            if holders <= {member.pid for leader in leaders for member in processes.group_members(leader.pid)}:
+                for leader in leaders:
+                    processes.kill_leftover_group(leader)
+                if not holders:
+                    for path in records:
+                        path.unlink(missing_ok=True)
+                    return []
+            if time.monotonic() > deadline:
+                return sorted(holders)
             time.sleep(_POLL_SECONDS)
 
     def remove(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from workers.checkpoint.manifest import ShardRecord
+from workers.memory_watch import MemorySeen
 from workers.processes import ProcessId
 
 # ---------------------------------------------------------------- from agents
@@ -18,6 +19,7 @@ class AgentJoined:
     """An agent is there, for the first time or after the coordinator was restarted.
 
     `group` names the set of Ray Train workers that were started together. `generation` is the one whose rank runs now.
+    `exited`: how the last one ended, which a coordinator that is gone may have been told.
     """
 
     agent: str
@@ -36,6 +38,7 @@ class AgentJoined:
     reports_queued: int = 0
     reports_done: int = 0
     finished: "RankFinished | None" = None
+    exited: "RankExited | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +169,11 @@ class RankError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExited:
-    """A rank's process is gone. `ordered`: the coordinator had asked for it. `step`: the last one that it finished."""
+    """A rank's process is gone. `ordered`: the coordinator had asked for it while it still ran.
+
+    `step`: the last one that it finished. `out_of_memory`: the kernel killed it for lack of memory. `detail`: what else
+    is known of its end; JSON values.
+    """
 
     agent: str
     generation: int
@@ -176,6 +183,17 @@ class RankExited:
     ordered: bool
     step: int = -1
     error: RankError | None = None
+    out_of_memory: bool = False
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """How much memory a rank uses: should its agent be killed for it, nobody else could tell afterwards."""
+
+    agent: str
+    generation: int
+    memory: MemorySeen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,6 +403,7 @@ AgentEvent = (
     | RankReport
     | RankFinished
     | RankExited
+    | RankMemory
     | AgentFailed
     | Reported
 )

@@ -5,7 +5,6 @@ never cleans up after a failure: it says what happened and exits, and its proces
 did to the random number generators is undone, since every rank starts from the same parent.
 """
 
-import faulthandler
 import inspect
 import os
 import random
@@ -21,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from workers import failpoint, ray_guard
+from workers import failpoint, last_words, ray_guard
 from workers.errors import CheckpointDamaged
 from workers.heartbeat import HeartbeatPage
 from workers.orders import RankOrders
@@ -33,9 +32,9 @@ _STORE_TIMEOUT = timedelta(seconds=60)
 _TEXT_BYTES_MAX = MESSAGE_BYTES_MAX // 4
 
 
-def main(agent: Channel, heartbeat_fd: int, payload_fd: int) -> NoReturn:
+def main(agent: Channel, heartbeat_fd: int, payload_fd: int, last_words_fd: int) -> NoReturn:
     """Standby, then one generation; ends the process."""
-    faulthandler.enable()
+    last_words.speak_into(last_words_fd)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     code = 1
     try:

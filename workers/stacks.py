@@ -1,10 +1,12 @@
 """Stacks of a rank and its loader workers, taken from outside: the only word that a process gives when it hangs.
 
 py-spy reads Python and native frames of all threads without the process's help. A stopped process cannot be suspended
-for it, so native frames are missing there. Where tracing is not allowed at all, the reason is written instead.
+for it, so native frames are missing there. Where tracing is not allowed at all, the rank is asked for its Python frames
+by a signal (workers.last_words), and the reason is written beside them.
 """
 
 import json
+import os
 import subprocess
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -12,14 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from workers import processes
+from workers import last_words, processes
 from workers.messages import StacksDumped
+from workers.processes import ProcessId
 
-STACKS_DIR = "stacks"
 _PY_SPY = Path(sysconfig.get_path("scripts")) / "py-spy"
 _TRIES = (("--native",), ("--nonblocking",))
 _PROCESSES_MAX = 9
 _TIMEOUT_SECONDS = 5.0
+_ANSWER_SECONDS = 1.0
 _COLLECTIVE_LIBRARIES = ("c10d", "gloo", "nccl", "ProcessGroup")
 _NOT_USERS = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen", "<string>")
 
@@ -33,27 +36,36 @@ class Stacks:
     in_collective: bool | None
 
 
-def stacks_file(generation: int, rank: int, name: str) -> str:
-    """Where in the run directory stacks are kept."""
-    return f"{STACKS_DIR}/g{generation:04d}-rank-{rank:05d}-{name}.txt"
+def dump_stacks(
+    rank: ProcessId, last_words_fd: int, run_dir: Path, file: str, *, agent: str, generation: int
+) -> StacksDumped:
+    """Take the stacks of a rank and write them to `file`, below the run directory; what fails is told.
 
-
-def dump_stacks(leader: int, run_dir: Path, file: str, *, agent: str, generation: int) -> StacksDumped:
-    """Take the stacks of a rank and write them to `file`, below the run directory; what fails is told."""
+    `last_words_fd` is where the rank answers; it is closed.
+    """
     event = StacksDumped(agent=agent, generation=generation, file=None)
     try:
-        stacks = take_stacks(leader)
+        stacks = take_stacks(rank, last_words_fd)
         event = replace(event, where=stacks.where, in_collective=stacks.in_collective)
-        (run_dir / STACKS_DIR).mkdir(exist_ok=True)
+        (run_dir / last_words.STACKS_DIR).mkdir(exist_ok=True)
         (run_dir / file).write_text(stacks.text)
         return replace(event, file=file)
     except OSError as error:
         return replace(event, problem=str(error))
+    finally:
+        os.close(last_words_fd)
 
 
-def take_stacks(leader: int, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> Stacks:
-    """Of a rank and its process group. Raises OSError, with the reason, if its stack cannot be read."""
-    threads = _dump(leader, timeout_seconds)
+def take_stacks(rank: ProcessId, last_words_fd: int, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> Stacks:
+    """Of a rank and its process group. Raises OSError, with the reason, if nothing can be learnt of the rank."""
+    leader = rank.pid
+    try:
+        threads = _dump(leader, timeout_seconds)
+    except OSError as error:
+        answer = last_words.ask(rank, last_words_fd, timeout_seconds=_ANSWER_SECONDS)
+        if not answer:
+            raise
+        return Stacks(text=f"{error}; what the rank itself says:\n{answer}", where="", in_collective=None)
     texts = [f"process {leader}, the rank", *map(_thread_text, threads)]
     others = [member.pid for member in processes.group_members(leader) if member.pid != leader]
     for pid in others[: _PROCESSES_MAX - 1]:

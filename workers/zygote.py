@@ -5,7 +5,8 @@ otherwise), and both are checked after each module that it preloads. It ends whe
 dies; its ranks die with it. A rank leads its own process group before its pid is told, so a kill of the group can't
 miss it.
 
-Protocol (workers.wire), agent to zygote: fork(token) + [rank's channel, heartbeat page, payload].
+Protocol (workers.wire), agent to zygote: fork(token) + [rank's channel, heartbeat page, payload, last
+words].
 Zygote to agent: ready(seconds), forked(token, pid, start_ticks) + [pidfd], exited(pid, code, at), failed(message).
 """
 
@@ -101,7 +102,7 @@ def _fork(channel: Channel, token: int, fds: list[int], own_fds: tuple[int, int]
             os.close(fd)
         from workers import rank
 
-        rank.main(Channel(socket.socket(fileno=fds[0])), fds[1], fds[2])
+        rank.main(Channel(socket.socket(fileno=fds[0])), *fds[1:])
     with contextlib.suppress(ProcessLookupError):
         os.setpgid(pid, pid)  # in both processes: whichever runs first
     for fd in fds:

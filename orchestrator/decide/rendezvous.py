@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from orchestrator.decide.losses import Losses
+from workers.memory_watch import MemorySeen
 from workers.messages import AgentJoined, RankError, RankExited, RankFinished
 from workers.processes import ProcessId
 
@@ -95,7 +97,8 @@ Decision = CreateGeneration | StartRanks | EndRanks | Judge | AllFinished
 
 @dataclass(slots=True)
 class Member:
-    """What is known of one agent. `generation`: of its running rank; None when none runs."""
+    """What is known of one agent. `generation`: of its running rank; None when none runs. `heard_at`: Unix time of its
+    last word."""
 
     joined: AgentJoined
     ready: bool
@@ -105,15 +108,20 @@ class Member:
     finished: RankFinished | None = None
     done: bool = False
     step: int = -1
+    heard_at: float = 0.0
 
 
 @dataclass(slots=True)
 class Rendezvous:
     """`generation`: the newest one that was created; `resuming` means it may still be running (a restarted
-    coordinator)."""
+    coordinator). `judged`, `agents_before`: the newest generation that failed, and the agents that had joined, before
+    the restart. `losses`: what is known of agents that may be lost."""
 
     generation: int = 0
     resuming: bool = False
+    judged: int = 0
+    agents_before: frozenset[str] = frozenset()
+    losses: Losses = field(default_factory=Losses)
     phase: Phase = Phase.GATHERING
     group: str | None = None
     members: dict[int, Member] = field(default_factory=dict)
@@ -126,7 +134,7 @@ class Rendezvous:
     def joined(self, event: AgentJoined, now: float) -> list[Decision]:
         decisions: list[Decision] = []
         if event.group != self.group:
-            decisions += self._new_group(event.group, now)
+            decisions += self._new_group(event.group)
         running = event.generation
         self.members[event.rank] = Member(
             joined=event,
@@ -135,9 +143,10 @@ class Rendezvous:
             generation=running,
             process=event.rank_process,
             finished=event.finished if event.finished and event.finished.generation == self.generation else None,
+            heard_at=now,
         )
         if self.resuming:
-            return decisions + self._resume()
+            return decisions + self._resume(now)
         if running is not None and not (self.phase is Phase.RUNNING and running == self.generation):
             decisions.append(EndRanks(generation=running, agents=(event.agent,)))
         elif self.phase is Phase.RUNNING and running is None:
@@ -161,12 +170,19 @@ class Rendezvous:
         if member is not None and member.generation == generation:
             member.process = process
 
-    def progressed(self, agent: str, generation: int, step: int) -> None:
+    def progressed(self, agent: str, generation: int, step: int, at: float) -> None:
         member = self._member(agent)
         if member is None or generation != self.generation:
             return
+        member.heard_at = at
         member.step = step
         self._last_step = max(self._last_step, step)
+
+    def uses_memory(self, agent: str, memory: MemorySeen) -> None:
+        member = self._member(agent)
+        if member is not None:
+            member.heard_at = memory.at
+            self.losses.uses_memory(agent, memory)
 
     def rank_finished(self, event: RankFinished) -> None:
         member = self._member(event.agent)
@@ -184,8 +200,7 @@ class Rendezvous:
         if member.finished is not None and event.exit_code == 0:
             member.done = True
             return self._finish_if_complete() if self.phase is Phase.RUNNING else self._judge_if_over()
-        if not event.ordered or event.error is not None:
-            self._causes.append(_cause_of(member.joined.rank, event))
+        self._note_exit(member.joined.rank, event)
         return self._end_generation()
 
     def fail(self, cause: Cause) -> list[Decision]:
@@ -248,17 +263,28 @@ class Rendezvous:
             return [CreateGeneration(reason=self.reason)]
         return []
 
-    def _new_group(self, group: str, now: float) -> list[Decision]:
-        lost = sorted(rank for rank, member in self.members.items() if member.generation is not None)
+    def _agents_lost(self, ranks: list[int]) -> list[Cause]:
+        # They did not even answer the order to kill their ranks: gone before their peers could fail of that.
+        by_agent = {self.members[rank].joined.agent: rank for rank in ranks}
+        heard = {agent: self.members[rank].heard_at for agent, rank in by_agent.items()}
+        return [
+            Cause(rank=by_agent[one.agent], kind=one.kind, exit_code=None, at=one.at, detail=one.detail)
+            for one in self.losses.explain(heard)
+        ]
+
+    def _new_group(self, group: str) -> list[Decision]:
+        running = sorted(rank for rank, member in self.members.items() if member.generation is not None)
+        lost = self._agents_lost(running)
+        self.losses = Losses()
         self.group, self.members = group, {}
         if self.phase is Phase.CREATING:
             self.phase = Phase.GATHERING
         if self.phase is Phase.RUNNING or (self.phase is Phase.ENDING and lost):
-            self._causes += [Cause(rank=rank, kind="agent_lost", exit_code=None, at=now) for rank in lost]
+            self._causes += lost
             return self._end_generation()
         return []
 
-    def _resume(self) -> list[Decision]:
+    def _resume(self, now: float) -> list[Decision]:
         """After the coordinator's restart: once all agents are back, the generation goes on or is over."""
         members = list(self.members.values())
         if len(members) < members[0].joined.world_size:
@@ -269,10 +295,28 @@ class Rendezvous:
             for member in members:
                 member.done = member.generation is None
             return self._finish_if_complete()
-        if any(member.generation is not None for member in members):
+        self._note_ends_before_restart(now)
+        if self._causes or any(member.generation is not None for member in members):
             self.phase = Phase.RUNNING
             return self._end_generation()
         return self._create_if_complete()
+
+    def _note_ends_before_restart(self, now: float) -> None:
+        """What ended the generation while no coordinator was there to hear it, or was told to one that is gone."""
+        if self.judged >= self.generation:
+            return
+        for rank, member in sorted(self.members.items()):
+            exited = member.joined.exited
+            if exited is not None and exited.generation == self.generation:
+                self._note_exit(rank, exited)
+            elif member.joined.agent not in self.agents_before:
+                self._causes.append(Cause(rank=rank, kind="agent_lost", exit_code=None, at=now))
+
+    def _note_exit(self, rank: int, event: RankExited) -> None:
+        """Its cause, unless it was killed because of another; also told twice it counts once."""
+        cause = _cause_of(rank, event)
+        if (not event.ordered or event.error is not None) and cause not in self._causes:
+            self._causes.append(cause)
 
     def _member_lost_rank(self, event: AgentJoined, now: float) -> list[Decision]:
         if event.finished is not None and event.finished.generation == self.generation:
@@ -323,7 +367,9 @@ def _earliest(cause: Cause) -> float:
 
 
 def _cause_of(rank: int, event: RankExited) -> Cause:
-    if event.error is not None:
+    if event.out_of_memory:
+        kind = "oom"
+    elif event.error is not None:
         kind = "exception"
     elif event.exit_code < 0:
         kind = "signal"
@@ -335,4 +381,5 @@ def _cause_of(rank: int, event: RankExited) -> Cause:
         exit_code=event.exit_code,
         at=min(event.at, event.error.at) if event.error else event.at,
         error=event.error,
+        detail=event.detail,
     )

@@ -34,6 +34,7 @@ class Summary:
     quarantined: dict[str, str] = field(default_factory=dict)
     stop_reason: str | None = None
     last_at: float | None = None
+    _restored_step: int = 0
     _failed_at: float | None = None
     _failed_step: int | None = None
     _first_steps: dict[int, float] = field(default_factory=dict)
@@ -62,6 +63,8 @@ class Summary:
                 self._generation(entry)
             case "first_step":
                 self._first_step(entry)
+            case "commit" if entry["generation"] < self.generation and entry["step"] > self._restored_step:
+                pass  # too late: the run had gone on without it
             case "commit":
                 self.commits += 1
                 self.committed_step, self.checkpoint = entry["step"], entry["checkpoint"]
@@ -86,6 +89,7 @@ class Summary:
     def _generation(self, entry: dict[str, Any]) -> None:
         self.state = "recovering" if self._failed_at is not None else "starting"
         self.generation, self.ranks, self.stop_reason = entry["generation"], entry["ranks"], None
+        self._restored_step = entry["restored_step"]
         self._first_steps.clear()
         if self._failed_step is not None:
             self.lost_steps += max(0, self._failed_step - entry["restored_step"])

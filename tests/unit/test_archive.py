@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.archive import Fenced, LineageMoved, RunArchive, ScanResult
+from orchestrator.archive import LineageMoved, RunArchive, ScanResult
 from orchestrator.decide.ladder import Fresh, NothingVerifies, Restore
 from orchestrator.decide.lineage import GenerationRecord, eligible
 from orchestrator.generation_file import generation_bytes, parse_generation
 from workers import failpoint
 from workers.checkpoint.manifest import Manifest, ShardRecord, shard_file
 from workers.checkpoint.store import LocalStore
-from workers.errors import CheckpointDamaged, EnvironmentProblem
+from workers.errors import CheckpointDamaged, EnvironmentProblem, Fenced
 
 WORLD = 2
 
@@ -361,6 +361,19 @@ def test_passing_over_a_bad_rung_is_no_reason_to_start_over(run: Run) -> None:
     run.archive.quarantine(newer.name, "bad")
     run.start(2, older)
     assert [record.number for record in run.archive.scan().generations] == [1, 2]
+
+
+@pytest.mark.parametrize("point", ["commit.write", "commit.rename", "commit.dir_fsync"])
+def test_a_commit_during_which_another_driver_takes_over_is_not_called_one(
+    run: Run, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    run.start(1)
+    manifest = run.shards(1, 20)
+    at_point(monkeypatch, point, lambda: other_driver_starts(run, 2))
+    with pytest.raises(Fenced, match="generation 2"):
+        run.archive.commit(manifest)
+    scan = run.archive.scan()
+    assert not eligible(scan.generations, scan.checkpoints)
 
 
 def test_an_overtaken_driver_commits_nothing(run: Run) -> None:

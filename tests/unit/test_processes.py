@@ -143,6 +143,26 @@ def test_a_new_driver_names_the_pids_that_will_not_go(run: str) -> None:
         heir.wait()
 
 
+def test_ranks_that_somebody_still_looks_after_are_not_killed(
+    run: str, group: tuple["subprocess.Popen[str]", int]
+) -> None:
+    leader, child = group
+    GroupRecord(run, "old", "node").record(leader.pid, generation=3)
+    lock = RunLock(run, "old")
+    agent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=[lock.fd])
+    lock.close()
+    new = GroupRecord(run, "new", "node")
+    try:
+        assert new.end_predecessors(timeout_seconds=0.2) == [agent.pid]
+        assert leader.poll() is None
+    finally:
+        agent.kill()
+        agent.wait()
+    assert new.end_predecessors(timeout_seconds=10) == []
+    assert leader.wait(timeout=10) == -signal.SIGKILL
+    wait_until_gone(child)
+
+
 def test_a_keeper_that_comes_back_still_knows_the_groups_it_recorded(
     run: str, group: tuple["subprocess.Popen[str]", int]
 ) -> None:

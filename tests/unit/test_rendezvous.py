@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from orchestrator.decide.losses import WorkerLoss
 from orchestrator.decide.rendezvous import (
     AllFinished,
     Cause,
@@ -218,6 +219,69 @@ def test_a_restarted_coordinator_ends_a_generation_that_lost_a_rank_meanwhile() 
     rendezvous.joined(joined(0, generation=3), now=0.0)
     assert rendezvous.joined(joined(1), now=0.0) == [EndRanks(generation=3, agents=("d/g1-0",))]
     assert kinds(rendezvous.exited(exited(0, 3, at=1.0, ordered=True))) == [Judge]
+
+
+def test_a_loss_that_ray_names_comes_before_the_errors_of_its_peers() -> None:
+    rendezvous = running()
+    rendezvous.progressed("d/g1-1", 1, 7, at=4.9)
+    rendezvous.losses.lost("d/g1-1", WorkerLoss(kind="oom", message="low on memory"))
+    error = RankError(type="RuntimeError", message="connection closed", traceback="", at=5.0, exit_code=1)
+    rendezvous.exited(exited(0, 1, at=5.1, code=1, error=error))
+    (verdict,) = rendezvous.joined(joined(0, group="g2"), now=9.0)
+    assert isinstance(verdict, Judge)
+    first = verdict.failure.first
+    assert (first.rank, first.kind, first.at) == (1, "oom", 4.9)
+    assert first.detail == {"killer": "ray", "ray": "low on memory"}
+    assert [echo.kind for echo in verdict.failure.echoes] == ["exception"]
+
+
+def test_a_kill_by_the_kernel_for_memory_is_no_mere_signal() -> None:
+    rendezvous = running()
+    rendezvous.exited(exited(1, 1, at=1.0, out_of_memory=True, detail={"killer": "kernel"}))
+    (verdict,) = rendezvous.exited(exited(0, 1, at=1.1, ordered=True))
+    assert isinstance(verdict, Judge)
+    assert (verdict.failure.first.kind, verdict.failure.first.detail) == ("oom", {"killer": "kernel"})
+
+
+def test_a_restarted_coordinator_learns_from_the_agents_what_its_predecessor_was_told() -> None:
+    rendezvous = Rendezvous(generation=3, resuming=True, agents_before=frozenset({"d/g1-0", "d/g1-1"}))
+    ended_by = exited(1, 3, at=1.0, code=-11, detail={"signal": "SIGSEGV"})
+    rendezvous.joined(joined(0, exited=exited(0, 3, at=1.1, ordered=True)), now=2.0)
+    (verdict,) = rendezvous.joined(joined(1, exited=ended_by), now=2.0)
+    assert isinstance(verdict, Judge)
+    assert (verdict.failure.first.rank, verdict.failure.first.detail) == (1, {"signal": "SIGSEGV"})
+    assert verdict.failure.echoes == ()
+
+
+def test_what_an_agent_tells_a_restarted_coordinator_twice_counts_once() -> None:
+    rendezvous = Rendezvous(generation=3, resuming=True, agents_before=frozenset({"d/g1-0", "d/g1-1"}))
+    ended = exited(1, 3, at=1.0)
+    rendezvous.joined(joined(0, generation=3), now=2.0)
+    assert kinds(rendezvous.joined(joined(1, exited=ended), now=2.0)) == [EndRanks]
+    assert rendezvous.exited(ended) == []
+    (verdict,) = rendezvous.exited(exited(0, 3, at=2.1, ordered=True))
+    assert isinstance(verdict, Judge)
+    assert (verdict.failure.first.rank, verdict.failure.echoes) == (1, ())
+
+
+def test_a_failure_that_was_judged_before_the_coordinators_restart_is_not_judged_again() -> None:
+    rendezvous = Rendezvous(generation=3, resuming=True, judged=3)
+    rendezvous.joined(joined(0, exited=exited(0, 3, at=1.0)), now=2.0)
+    assert kinds(rendezvous.joined(joined(1), now=2.0)) == [CreateGeneration]
+
+
+def test_agents_lost_together_with_the_coordinator_are_a_failure() -> None:
+    rendezvous = Rendezvous(generation=3, resuming=True, agents_before=frozenset({"d/g1-0", "d/g1-1"}))
+    rendezvous.joined(joined(0, group="g2"), now=2.0)
+    (verdict,) = rendezvous.joined(joined(1, group="g2"), now=2.5)
+    assert isinstance(verdict, Judge)
+    assert [verdict.failure.first.kind, *(echo.kind for echo in verdict.failure.echoes)] == ["agent_lost"] * 2
+
+
+def test_a_generation_whose_ranks_never_started_because_the_coordinator_died_is_no_failure() -> None:
+    rendezvous = Rendezvous(generation=3, resuming=True, agents_before=frozenset({"d/g1-0", "d/g1-1"}))
+    rendezvous.joined(joined(0, exited=exited(0, 2, at=1.0)), now=2.0)
+    assert kinds(rendezvous.joined(joined(1), now=2.0)) == [CreateGeneration]
 
 
 def test_a_restarted_coordinator_finishes_a_run_whose_ranks_have_all_finished() -> None:

@@ -72,6 +72,14 @@ def test_the_state_follows_the_run() -> None:
     assert summarize([*story(), {"kind": "from a later version", "at": 9.0}]).state == "training"
 
 
+def test_a_commit_of_a_driver_that_was_overtaken_protects_nothing() -> None:
+    entries = [generation(1, 0), commit(20, 1.0), generation(2, 20), commit(30, 2.0), commit(40, 3.0)]
+    entries[3]["generation"], entries[4]["generation"] = 1, 2
+    late = summarize(entries[:4])
+    assert (late.committed_step, late.commits) == (20, 1)
+    assert summarize(entries).committed_step == 40
+
+
 def run_command(*arguments: str) -> "subprocess.CompletedProcess[str]":
     code = "from orchestrator.cli.app import main; main()"
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)

@@ -62,7 +62,7 @@ def test_failures_before_the_coordinators_restart_still_count(tmp_path: Path) ->
     def failed(driver_id: str) -> None:
         ledger.append("coordinator", driver=driver_id, resumed=False)
         ledger.append("generation", restored_step=0)
-        ledger.append("failure", cause="signal", step=5, restore_failed=None)
+        ledger.append("failure", generation=1, cause="signal", step=5, restore_failed=None)
 
     def next_verdict(driver_id: str) -> Retry | Stop:
         budget = FailureBudget(1, rng=random.Random(0))
@@ -74,6 +74,26 @@ def test_failures_before_the_coordinators_restart_still_count(tmp_path: Path) ->
     failed("this")
     assert isinstance(next_verdict("this"), Stop)
     assert isinstance(next_verdict("new"), Retry), "another fit() begins with a full budget"
+
+
+def test_that_another_driver_was_fenced_or_stopped_ends_nothing_here(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.append("coordinator", driver="this", resumed=False)
+    ledger.append("fenced", driver="earlier", reason="overtaken")
+    ledger.append("stopped", driver="earlier", reason="x", error_type="TrainingFailed")
+    budget = FailureBudget(1, rng=random.Random(0))
+    assert not replay(ledger.path, "this", budget).outcome.ended
+    ledger.append("fenced", driver="this", reason="overtaken")
+    assert replay(ledger.path, "this", budget).outcome.error_type == "Fenced"
+
+
+def test_what_a_restarted_coordinator_has_to_know_is_in_the_ledger(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.append("coordinator", driver="this", resumed=False)
+    ledger.append("agent", agent="this/agent-1", rank=0)
+    ledger.append("failure", generation=4, cause="oom", step=5, restore_failed=None)
+    before = replay(ledger.path, "this", FailureBudget(1, rng=random.Random(0)))
+    assert (before.judged, before.agents, before.outcome.ended) == (4, {"this/agent-1"}, False)
 
 
 def test_rays_own_list_of_checkpoints_may_be_cut_short_or_name_what_is_gone(tmp_path: Path) -> None:
