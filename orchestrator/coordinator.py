@@ -99,6 +99,7 @@ class Coordinator:
             budget=self._budget,
             rendezvous=self._rendezvous,
             outcome=recovery.replay(self._ledger.path, config.driver, self._budget),
+            skipped=recovery.skipped_batches(self._ledger.path),
             put=self._put,
             checkpoint=newest.name if newest else None,
         )

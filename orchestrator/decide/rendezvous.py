@@ -328,7 +328,7 @@ def _earliest(cause: Cause) -> float:
 
 def _cause_of(rank: int, event: RankExited) -> Cause:
     if event.error is not None:
-        kind = "exception"
+        kind = event.error.cause
     elif event.exit_code < 0:
         kind = "signal"
     else:
@@ -339,4 +339,5 @@ def _cause_of(rank: int, event: RankExited) -> Cause:
         exit_code=event.exit_code,
         at=min(event.at, event.error.at) if event.error else event.at,
         error=event.error,
+        detail=event.error.detail if event.error else {},
     )
