@@ -38,6 +38,8 @@ def test_the_recovery_settings_have_these_names_and_defaults() -> None:
         "save_timeout_seconds": 600.0,
         "collective_timeout_seconds": 600.0,
         "takeover_seconds": 30.0,
+        "on_bad_loss": "stop",
+        "loss_spike_factor": None,
         "record_samples": True,
         "preload": (),
         "volatile": (),
