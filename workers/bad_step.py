@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from workers.data.course import SKIPPED_MAX, BatchId
@@ -36,7 +37,7 @@ def end_rank(bad: BadValue, *, agent: Channel, rank: int, step: int, loader: Sha
     at = time.time()
     batches = loader.batches_in_use() if loader is not None else []
     message = f"{bad} in step {step} on rank {rank}, which used {_described(batches, loader)}"
-    stack = traceback.format_list(traceback.extract_stack(limit=_FRAMES_MAX)[:-2])
+    stack = traceback.format_list(_users_frames(traceback.extract_stack()[:-2]))
     name = TrainingDiverged.__name__
     text = "".join(["Traceback (most recent call last):\n", *stack, f"{name}: {message}\n"])
     sys.stderr.write(text)
@@ -73,6 +74,12 @@ def _as_number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
         raise CallerError(f"session.end_step({name}={value!r}): it has to be a number") from None
+
+
+def _users_frames(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """The last of the frames, from where lastgood called the loop."""
+    own = [number for number, frame in enumerate(frames) if Path(frame.filename).parent == Path(__file__).parent]
+    return list(frames[own[-1] + 1 if own else 0 :][-_FRAMES_MAX:])
 
 
 def _described(batches: Sequence[BatchId], loader: ShardedLoader | None) -> str:

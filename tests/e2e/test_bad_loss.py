@@ -68,7 +68,7 @@ def test_a_loss_that_is_no_number_stops_the_run_before_its_step_is_saved(tmp_pat
         supervised.fit()
     message = str(raised.value)
     assert message.startswith("Traceback (most recent call last):")
-    assert "in train_loop" in message
+    assert "in train_loop" in message.splitlines()[1]
     assert "the loss is nan in step 15 on rank 1, which used batch 14 of epoch 0" in message
     assert 'RecoveryConfig.on_bad_loss is "stop"' in message
     (failure,) = entries(supervised.run_dir, "failure")
