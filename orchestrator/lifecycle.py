@@ -228,7 +228,7 @@ class Lifecycle:
             "skip",
             generation=failure.generation,
             rank=failure.first.rank,
-            at_step=detail["step"],
+            bad_step=detail["step"],
             batches=skip.batches,
         )
         self.skipped |= frozenset(skip.batches)

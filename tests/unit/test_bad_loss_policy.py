@@ -147,9 +147,9 @@ def test_every_generation_inherits_the_skips_of_all_before_it_also_another_drive
 def test_a_skip_that_is_only_in_the_ledger_is_found_whichever_driver_wrote_it(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl")
     ledger.append("coordinator", driver="d", resumed=False)
-    ledger.append("skip", generation=1, rank=1, at_step=7, batches=((0, 3), (0, 4)))
+    ledger.append("skip", generation=1, rank=1, bad_step=7, batches=((0, 3), (0, 4)))
     ledger.append("coordinator", driver="e", resumed=False)
-    ledger.append("skip", generation=2, rank=0, at_step=9, batches=((1, 0),))
+    ledger.append("skip", generation=2, rank=0, bad_step=9, batches=((1, 0),))
     assert recovery.skipped_batches(ledger.path) == {(0, 3), (0, 4), (1, 0)}
 
 
