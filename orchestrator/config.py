@@ -2,7 +2,9 @@
 
 import math
 from dataclasses import dataclass
+from typing import get_args
 
+from orchestrator.decide.bad_loss import Policy
 from workers.errors import CallerError
 from workers.failpoint import Arm
 
@@ -25,6 +27,10 @@ class RecoveryConfig:
     start_seconds_max: how long a rank may be still while it starts, restores or does its first step; less once the run
     has shown how long these take.
     takeover_seconds: how long a new driver waits for the processes of an earlier one to end.
+    on_bad_loss: what happens when a loss or gradient norm that the loop gives to `session.end_step` is bad. "stop" ends
+    the run with an error; "rollback" goes back to the newest checkpoint and passes over the batches of that step.
+    loss_spike_factor: a loss or gradient norm above this factor times the median of the last 50 counts as bad; with
+    None only one that is not finite does.
     record_samples: whether the ids of consumed samples are written to the run directory.
     preload: modules that ranks find imported; importing them must start no thread and open no CUDA.
     volatile: identity fields that may differ between the saved and the resumed run, e.g. "config.steps".
@@ -42,6 +48,8 @@ class RecoveryConfig:
     hang_seconds_min: float | None = 2.0
     start_seconds_max: float = 600.0
     takeover_seconds: float = 30.0
+    on_bad_loss: Policy = "stop"
+    loss_spike_factor: float | None = None
     record_samples: bool = True
     preload: tuple[str, ...] = ()
     volatile: tuple[str, ...] = ()
@@ -71,6 +79,13 @@ class RecoveryConfig:
         ):
             seconds = getattr(self, name)
             self._require(name, isinstance(seconds, int | float) and 0 < seconds < math.inf, "a number above 0")
+        self._require("on_bad_loss", self.on_bad_loss in get_args(Policy), '"stop" or "rollback"')
+        factor = self.loss_spike_factor
+        self._require(
+            "loss_spike_factor",
+            factor is None or (isinstance(factor, int | float) and 1 < factor < math.inf),
+            "a number above 1, or None",
+        )
         for name in ("preload", "volatile"):
             value = getattr(self, name)
             self._require(

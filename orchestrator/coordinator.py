@@ -123,6 +123,7 @@ class Coordinator:
             budget=self._budget,
             rendezvous=self._rendezvous,
             outcome=before.outcome,
+            skipped=recovery.skipped_batches(self._ledger.path),
             put=self._put,
             checkpoint=newest.name if newest else None,
         )

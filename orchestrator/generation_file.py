@@ -4,7 +4,7 @@ Invariant: one record has one encoding, so a driver recognises its own file by i
 """
 
 from dataclasses import asdict, fields
-from typing import get_args
+from typing import Any, get_args
 
 from orchestrator.decide.lineage import GenerationRecord, Source
 from workers.checkpoint.sealed import seal, unseal
@@ -25,13 +25,20 @@ def parse_generation(data: bytes, number: int, path: str) -> GenerationRecord:
         raise CheckpointDamaged(f"{path} has another format version than {_FORMAT_VERSION}")
     if content.keys() != {field.name for field in fields(GenerationRecord)}:
         raise CheckpointDamaged(f"{path} has other fields than a generation: {', '.join(sorted(content))}")
-    record = GenerationRecord(**content)
+    record = GenerationRecord(**{**content, "skip": _batches(content["skip"], path)})
     counts = (record.number, record.restored_step, record.world_size)
     if record.number != number or any(type(count) is not int or count < 0 for count in counts):
         raise CheckpointDamaged(f"{path} does not describe generation {number}")
     if not isinstance(record.parent_generation, int | None) or record.source not in get_args(Source):
         raise CheckpointDamaged(f"{path} does not say what generation {number} restored")
     return record
+
+
+def _batches(value: object, path: str) -> tuple[tuple[int, int], ...]:
+    pairs: list[Any] = value if isinstance(value, list) else [None]
+    if not all(isinstance(pair, list) and [type(count) for count in pair] == [int, int] for pair in pairs):
+        raise CheckpointDamaged(f"{path} has a skip that is no list of [epoch, batch]")
+    return tuple((epoch, batch) for epoch, batch in pairs)
 
 
 def unknown_generation(number: int, problem: str) -> GenerationRecord:

@@ -14,6 +14,7 @@ from typing import Any
 
 from orchestrator import recovery
 from orchestrator.archive import RunArchive
+from orchestrator.decide import bad_loss
 from orchestrator.decide import rendezvous as rv
 from orchestrator.decide.budget import FailureBudget, Stop
 from orchestrator.mailbox import Mailboxes
@@ -22,7 +23,8 @@ from orchestrator.outcome import CoordinatorConfig, Outcome
 from orchestrator.reports import ReportSequence
 from orchestrator.roster import KeeperRoster
 from orchestrator.saves import Saves
-from workers.errors import Fenced, LastgoodError
+from workers.data.course import BatchId
+from workers.errors import Fenced, LastgoodError, TrainingDiverged, TrainingFailed
 from workers.messages import EndGeneration, Finish, KillRank, RestoreOrder, StartRank
 
 logger = logging.getLogger("lastgood")
@@ -65,6 +67,7 @@ class Lifecycle:
     budget: FailureBudget
     rendezvous: rv.Rendezvous
     outcome: Outcome
+    skipped: frozenset[BatchId]
     put: Callable[[Any], None]
     restore_failed: str | None = None
     _noticed_at: float | None = None
@@ -101,6 +104,7 @@ class Lifecycle:
                 driver=self.config.driver,
                 reason=self.rendezvous.reason,
                 world_size=len(self.rendezvous.members),
+                skip=self.skipped,
                 on_quarantine=self._note_quarantine,
             )
         except OSError as error:
@@ -118,6 +122,7 @@ class Lifecycle:
         self._restore_order = (
             RestoreOrder(checkpoint=record.parent, step=record.restored_step) if record.parent else None
         )
+        self.skipped = frozenset(record.skip)
         await self.carry_out(self.rendezvous.created(record.number))
         self.ledger.append(
             "generation",
@@ -128,6 +133,7 @@ class Lifecycle:
             source=record.source,
             checkpoint=record.parent,
             ranks=record.world_size,
+            skip=record.skip,
         )
 
     def _create_later(self, error: OSError) -> None:
@@ -154,6 +160,7 @@ class Lifecycle:
                     store_host=decision.store_host,
                     store_port=decision.store_port,
                     restore=self._restore_order,
+                    skip=tuple(sorted(self.skipped)),
                 ),
             )
 
@@ -205,11 +212,31 @@ class Lifecycle:
         if error is not None and error.exit_code != LastgoodError.exit_code:
             self.stop(recovery.stop_message(failure, "repeating it cannot help"), error.type)
             return
-        verdict = self.budget.failure(failure.first.kind, max(failure.step, 0))
+        answer = self._answer_to_loss(failure.first) if failure.first.kind == "loss" else None
+        verdict = answer if isinstance(answer, Stop) else self.budget.failure(failure.first.kind, max(failure.step, 0))
         if isinstance(verdict, Stop):
-            self.stop(recovery.stop_message(failure, verdict.reason), "TrainingFailed")
+            error_type = TrainingFailed.__name__ if answer is None else TrainingDiverged.__name__
+            self.stop(recovery.stop_message(failure, verdict.reason), error_type)
             return
+        if isinstance(answer, bad_loss.Skip):
+            self._skip(failure, answer)
         self._wait_in_background(self._settle(verdict.delay_seconds))
+
+    def _answer_to_loss(self, cause: rv.Cause) -> bad_loss.Skip | Stop:
+        return bad_loss.answer(cause.detail, self.config.recovery.on_bad_loss, self.skipped)
+
+    def _skip(self, failure: rv.Failure, skip: bad_loss.Skip) -> None:
+        """Decided once it is in the ledger; every generation from the next one on passes over these batches."""
+        detail = failure.first.detail
+        logger.warning("lastgood: the run goes on without %d batches: %s", len(skip.batches), skip.batches)
+        self.ledger.append(
+            "skip",
+            generation=failure.generation,
+            rank=failure.first.rank,
+            bad_step=detail["step"],
+            batches=skip.batches,
+        )
+        self.skipped |= frozenset(skip.batches)
 
     async def _settle(self, delay_seconds: float) -> None:
         """Before the next generation: the budget's pause, and saves under way, whose steps need not be trained

@@ -15,6 +15,7 @@ from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord
 from orchestrator.decide.rendezvous import Cause, Failure
 from orchestrator.observe.ledger import read_ledger
 from orchestrator.outcome import Outcome
+from workers.data.course import BatchId
 from workers.errors import Fenced
 
 logger = logging.getLogger("lastgood")
@@ -45,11 +46,13 @@ def create_generation(
     driver: str,
     reason: str,
     world_size: int,
+    skip: Collection[BatchId],
     on_quarantine: Callable[[str, str], None],
 ) -> Created:
     """Choose the rung to restore and create the next generation's file.
 
-    `committed`: names that the ledger knows as committed and not deleted. `on_quarantine(name, reason)` is called for
+    `committed`: names that the ledger knows as committed and not deleted. `skip`: batches to pass over, beside those
+    that earlier generations did. `on_quarantine(name, reason)` is called for
     each rung that is found damaged, also if no generation comes of it. Raises NothingVerifies if there is no good rung,
     Fenced if another driver has taken over.
     """
@@ -71,6 +74,7 @@ def create_generation(
             reason=reason,
             created_at=time.time(),
             world_size=world_size,
+            skip=tuple(sorted({*skip, *(batch for earlier in scan.generations for batch in earlier.skip)})),
         )
         try:
             archive.create_generation(record, seen=scan)
@@ -88,6 +92,12 @@ def create_generation(
 def newest_committed(archive: RunArchive) -> CheckpointRecord | None:
     scan = archive.scan(manifests=False)
     return lineage.newest(scan.generations, scan.checkpoints)
+
+
+def skipped_batches(ledger: Path) -> frozenset[BatchId]:
+    """The batches that the ledger says are skipped, whichever driver decided it."""
+    skips = (entry for entry in read_ledger(ledger) if entry["kind"] == "skip")
+    return frozenset((epoch, batch) for entry in skips for epoch, batch in entry["batches"])
 
 
 @dataclass(slots=True, kw_only=True)

@@ -169,6 +169,8 @@ class SupervisedTrainer:
             save_timeout_seconds=recovery.save_timeout_seconds,
             collective_timeout_seconds=recovery.collective_timeout_seconds,
             record_samples=recovery.record_samples,
+            skips_bad_batches=recovery.on_bad_loss == "rollback",
+            loss_spike_factor=recovery.loss_spike_factor,
             code=_code_digest(self._loop),
             volatile=recovery.volatile,
             failpoints=recovery.failpoints,

@@ -243,6 +243,7 @@ class Agent:
             store_port=command.store_port,
             keeper_address=keeper_address(self._config.run, self._config.driver, self._node),
             restore=command.restore,
+            skip=command.skip,
         )
         with contextlib.suppress(OSError):  # it has just died, which the zygote tells
             rank.channel.send("start", orders=orders.to_json())

@@ -54,3 +54,7 @@ class ResumeMismatch(GuaranteeBroken):
 
 class TrainingFailed(LastgoodError):
     """The training loop failed and the failure budget is spent; the message ends with the user's own traceback."""
+
+
+class TrainingDiverged(TrainingFailed):
+    """A loss or gradient norm is not finite, or explodes; the message names the step and its batches."""

@@ -109,6 +109,7 @@ class Link:
                 standing = self._call("join", self._introduce(), taken)
                 with self._changed:
                     self._introduced = True
+                    self._changed.notify_all()
             elif batch:
                 standing = self._call("tell", batch)
                 if standing == "member":

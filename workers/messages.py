@@ -158,13 +158,18 @@ class RankFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankError:
-    """An exception in a rank. `exit_code` is 1 unless lastgood raised it: then it says whose fault it is."""
+    """An exception in a rank. `exit_code` is 1 unless lastgood raised it: then it says whose fault it is.
+
+    `cause` and `detail`: kind and details of the failure's cause, for one that is more than an exception.
+    """
 
     type: str
     message: str
     traceback: str
     at: float
     exit_code: int
+    cause: str = "exception"
+    detail: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +227,8 @@ class RestoreOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRank:
+    """`skip`: the global batches that are to be passed over, as (epoch, batch)."""
+
     generation: int
     rank: int
     local_rank: int
@@ -229,6 +236,7 @@ class StartRank:
     store_host: str
     store_port: int
     restore: RestoreOrder | None
+    skip: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

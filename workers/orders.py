@@ -12,7 +12,8 @@ from workers.messages import RestoreOrder
 class LoopSettings:
     """The part of the run's configuration that ranks need; the same in every generation.
 
-    `code`: names the version of the user's code, a part of the run's identity.
+    `code`: names the version of the user's code, a part of the run's identity. `skips_bad_batches`: after a bad loss
+    the run goes on without the batches that it came from. `loss_spike_factor`: see workers.loss_guard.
     """
 
     run: str
@@ -24,6 +25,8 @@ class LoopSettings:
     save_timeout_seconds: float
     collective_timeout_seconds: float
     record_samples: bool
+    skips_bad_batches: bool = False
+    loss_spike_factor: float | None = None
     code: str | None = None
     volatile: tuple[str, ...] = ()
     failpoints: tuple[Arm, ...] = ()
@@ -31,6 +34,8 @@ class LoopSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOrders(LoopSettings):
+    """`skip`: the global batches that are to be passed over, as (epoch, batch)."""
+
     generation: int
     rank: int
     local_rank: int
@@ -41,6 +46,7 @@ class RankOrders(LoopSettings):
     store_port: int
     keeper_address: str
     restore: RestoreOrder | None = field(default=None)
+    skip: tuple[tuple[int, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "run_dir": str(self.run_dir)}
@@ -53,6 +59,7 @@ class RankOrders(LoopSettings):
                 "run_dir": Path(values["run_dir"]),
                 "volatile": tuple(values["volatile"]),
                 "failpoints": tuple(Arm(**arm) for arm in values["failpoints"]),
+                "skip": tuple((epoch, batch) for epoch, batch in values["skip"]),
                 "restore": RestoreOrder(**values["restore"]) if values["restore"] else None,
             }
         )

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from workers import failpoint
+from workers.bad_step import end_rank, judge
 from workers.checkpoint.reader import CheckpointReader
 from workers.checkpoint.store import LocalStore
 from workers.checkpoint.tensors import CapturedState
@@ -27,8 +28,10 @@ from workers.data.journal import SampleJournal
 from workers.data.loader import ShardedLoader
 from workers.errors import CallerError, CheckpointDamaged
 from workers.heartbeat import HeartbeatPage
+from workers.loss_guard import LossGuard
 from workers.orders import RankOrders
 from workers.saving import Saver
+from workers.state.certificate import rebased
 from workers.state.identity import Identity, capture_identity, check_identity, compare
 from workers.state.training import Progress, TrainingState
 from workers.wire import Channel
@@ -70,7 +73,8 @@ class Session:
         self._page = page
         self._device = device
         self._config = config
-        self._state = TrainingState(rank=orders.rank, world_size=orders.world_size)
+        self._guard = LossGuard(orders.loss_spike_factor)
+        self._state = TrainingState(orders.rank, orders.world_size, own={"loss_guard": self._guard})
         self._progress = Progress(step=0, epoch=0, samples=0, tokens=0, training_seconds=0.0)
         self._tracked = False
         self._restored = False
@@ -163,6 +167,11 @@ class Session:
         """
         if not self._tracked:
             raise CallerError("session.restore() was called before session.track(); there is nothing to restore into")
+        if self._orders.skips_bad_batches and self._loader is None:
+            raise CallerError(
+                "RecoveryConfig.on_bad_loss is 'rollback', and the tracked data is no loader of session.data_loader(), "
+                'so that there would be no batches to skip; use such a loader, or on_bad_loss="stop"'
+            )
         self._page.beat(phase="restoring")
         started = time.monotonic()
         self._identity = capture_identity(
@@ -177,6 +186,9 @@ class Session:
         order = self._orders.restore
         if order is not None:
             self._restore_from(order.checkpoint, tuple(allow))
+        elif self._loader is not None:
+            self._loader.skip_batches(self._orders.skip)
+        self._note_skips()
         self._restored = True
         self._page.beat(phase="training", step=self.step)
         self._agent.send(
@@ -212,7 +224,10 @@ class Session:
         if self._loader is None:
             self._state.check_certificate(saved)
         else:
-            self._loader.before_first_batch = lambda: self._state.check_certificate(saved)
+            before = self._state.certificate()
+            self._loader.skip_batches(self._orders.skip)
+            due = rebased(saved, before, self._state.certificate())
+            self._loader.before_first_batch = lambda: self._state.check_certificate(due)
         failpoint.hit("restore.done", **context)
 
     def _end_if_nothing_changed(self, saved_identity: dict[str, Any]) -> None:
@@ -224,6 +239,15 @@ class Session:
             logger.info("rank %d: the run had finished at step %d", self.rank, self.step)
             self._loader.ended = True
         self._progress = replace(self._progress, finished=False)
+
+    def _note_skips(self) -> None:
+        if self._journal is None or self._loader is None or self.rank != 0:
+            return
+        try:
+            for epoch, batch in self._loader.skipped:
+                self._journal.skipped(epoch, batch, self._loader.order.global_batch_ids(epoch, batch))
+        except OSError as error:
+            logger.warning("rank %d: the sample journal cannot be written: %s", self.rank, error)
 
     # ------------------------------------------------------------ training
 
@@ -251,15 +275,20 @@ class Session:
         finally:
             self._step_started += time.monotonic() - began  # it is no part of the step
 
-    def end_step(self, *, loss: float | None = None, tokens: int = 0) -> None:
+    def end_step(self, *, loss: float | None = None, grad_norm: float | None = None, tokens: int = 0) -> None:
         """The boundary of a step: optimizer and scheduler have stepped, gradients are cleared. Maybe saves.
 
-        `tokens`: how many this rank trained on in the step.
+        `loss`, `grad_norm`: this rank's, or the whole batch's. If one is bad the rank ends here, unsaved, and
+        RecoveryConfig.on_bad_loss says what becomes of the run. `tokens`: how many this rank trained on in the step.
         """
         self._require_tracked("end_step")
         context = {"rank": self.rank, "step": self.step + 1, "generation": self.generation, "rank_pid": os.getpid()}
         failpoint.hit("step.end", **context)
         self._in_accumulation = False
+        values = {"loss": loss, "grad_norm": grad_norm}
+        bad = judge(self._guard, values, gradients_are_scaled=self._state.scales_gradients())
+        if bad is not None:
+            end_rank(bad, agent=self._agent, rank=self.rank, step=self.step + 1, loader=self._loader)
         step_seconds = self._advance(tokens)
         self._page.beat(step=self.step, phase="training", loss=loss, step_seconds=step_seconds)
         if loss is not None:

@@ -87,6 +87,8 @@ def _lines(summary: Summary, now: float) -> Iterator[str]:
     yield f"lost        {summary.lost_steps} steps trained again" + (
         f", {recovery:.2f} s from a failure to training (median)" if recovery is not None else ""
     )
+    if summary.batches_skipped:
+        yield f"left out    {summary.batches_skipped} batches, whose loss or gradient norm was bad"
     last = summary.last_failure
     if last is not None:
         what = last["error"] or f"{last['cause']} {last['exit_code']}"
@@ -112,6 +114,7 @@ def _as_json(summary: Summary) -> dict[str, Any]:
         "durable_seconds_median": summary.durable_seconds_median,
         "failures": dict(summary.failures),
         "lost_steps": summary.lost_steps,
+        "batches_skipped": summary.batches_skipped,
         "recovery_seconds": summary.recovery_seconds,
         "quarantined": summary.quarantined,
         "stop_reason": summary.stop_reason,

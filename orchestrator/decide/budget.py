@@ -5,6 +5,7 @@ Invariants:
   checkpoint in between may happen, one more stops the run. A newer checkpoint refills the budget.
 - A restore is exact, so what the loop itself did wrong it will do again: it is stopped when it fails twice in a row
   before finishing a step, or three times in a row after the same step, however large the budget.
+- A run whose loss goes bad again and again is stopped after five rollbacks without a newer checkpoint in between.
 - Without a limit, failures of which none gets further than an earlier one stop the run as well, whatever their cause.
 - The first retry is immediate, and so is every one after a generation that finished a step. Otherwise each wait is
   about twice as long as the one before, jittered, so that runs that share what broke do not come back at once.
@@ -20,6 +21,7 @@ LOOP_CAUSES = frozenset({"exception", "exit"})
 _LOOP_BARREN_MAX = 2
 _SAME_STEP_MAX = 3
 _STUCK_MAX = 10
+_ROLLBACKS_MAX = 5
 _DELAY_SECONDS_BASE = 1.0
 _DELAY_SECONDS_MAX = 60.0
 
@@ -85,13 +87,15 @@ class FailureBudget:
         if cause in LOOP_CAUSES and self._same_step_in_a_row >= _SAME_STEP_MAX:
             return f"the training loop failed {self._same_step_in_a_row} times in a row after step {step}"
         count, limit = self._counts[cause], self._max_failures
+        saved = f"since step {self._committed_step} was saved" if self._committed_step else "before anything was saved"
+        if cause == "loss" and count > _ROLLBACKS_MAX:
+            return f"its loss went bad again after {_ROLLBACKS_MAX} rollbacks {saved}, each without the batches before"
         if limit is None:
             if self._stuck_in_a_row < _STUCK_MAX:
                 return ""
             return f"it failed {self._stuck_in_a_row} times in a row without getting past step {self._furthest_step}"
         if count <= limit:
             return ""
-        saved = f"since step {self._committed_step} was saved" if self._committed_step else "before anything was saved"
         return f"it failed {count} times ({cause}) {saved}, and max_failures is {limit}"
 
     def _delay_seconds(self) -> float:

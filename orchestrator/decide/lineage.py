@@ -25,7 +25,8 @@ class GenerationRecord:
     the restored state, None for a fresh start. `restored_step` counts finished steps, 0 for a fresh start. `source`
     says where the state came from; "unknown" stands for a file that cannot be read. `reason` says why the generation
     began.
-    `created_at` is in seconds since the epoch.
+    `created_at` is in seconds since the epoch. `skip` are the global batches, as (epoch, batch) and sorted, that are
+    passed over from here on: all that this generation's predecessors skipped, and new ones.
     """
 
     number: int
@@ -37,6 +38,7 @@ class GenerationRecord:
     reason: str
     created_at: float
     world_size: int
+    skip: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

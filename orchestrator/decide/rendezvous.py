@@ -370,7 +370,7 @@ def _cause_of(rank: int, event: RankExited) -> Cause:
     if event.out_of_memory:
         kind = "oom"
     elif event.error is not None:
-        kind = "exception"
+        kind = event.error.cause
     elif event.exit_code < 0:
         kind = "signal"
     else:
@@ -381,5 +381,5 @@ def _cause_of(rank: int, event: RankExited) -> Cause:
         exit_code=event.exit_code,
         at=min(event.at, event.error.at) if event.error else event.at,
         error=event.error,
-        detail=event.detail,
+        detail={**event.detail, **(event.error.detail if event.error else {})},
     )

@@ -12,6 +12,7 @@ class Summary:
     """`state`: "starting", "training", "recovering", "finished" or "stopped". Times are Unix seconds.
 
     step: the highest that the ledger names; the run may be further. lost_steps: trained again, over all failures.
+    batches_skipped: after bad losses; saves that were skipped are in `skipped`.
     recovery_seconds: of each failure that was recovered from, until the last rank's first new step.
     """
 
@@ -30,6 +31,7 @@ class Summary:
     failures: Counter[str] = field(default_factory=Counter)
     last_failure: dict[str, Any] | None = None
     lost_steps: int = 0
+    batches_skipped: int = 0
     recovery_seconds: list[float] = field(default_factory=list)
     quarantined: dict[str, str] = field(default_factory=dict)
     stop_reason: str | None = None
@@ -79,6 +81,8 @@ class Summary:
                 self.failures[entry["cause"]] += 1
                 self.last_failure = entry
                 self._failed_at, self._failed_step = entry["failed_at"], entry["step"]
+            case "skip":
+                self.batches_skipped += len(entry["batches"])
             case "quarantine":
                 self.quarantined[entry["checkpoint"]] = entry["reason"]
             case "finished":

@@ -126,6 +126,19 @@ def test_audit_finds_missing_and_repeated_samples() -> None:
     assert audit.duplicated == ((0, 1), (2, 9))
 
 
+def test_samples_of_skipped_batches_are_not_missing_and_are_too_many_if_they_were_consumed(tmp_path: Path) -> None:
+    journal = SampleJournal(tmp_path / "j")
+    journal.record(1, [(0, 1)])
+    journal.skipped(0, 1, [2, 3])
+    journal.close()
+    effective = effective_samples({(1, 0): read_journal(tmp_path / "j")}, [(1, 0, 1)])
+    assert effective.skipped == {(0, 1): (2, 3)}
+    skipped = list(effective.samples_skipped())
+    due = [(0, 1), (0, 2), (0, 3)]
+    assert audit_samples(effective.samples(), due, skipped=skipped) == audit_samples([], [])
+    assert audit_samples([(0, 1), (0, 2)], due, skipped=skipped).duplicated == ((0, 2),)
+
+
 def test_a_finished_epoch_is_checked_without_its_order() -> None:
     consumed = [(0, 2), (0, 0), (0, 2), (1, 1)]
     audit = audit_epoch(consumed, epoch=0, samples=5, dropped=[4])

@@ -40,6 +40,8 @@ def test_the_recovery_settings_have_these_names_and_defaults() -> None:
         "hang_seconds_min": 2.0,
         "start_seconds_max": 600.0,
         "takeover_seconds": 30.0,
+        "on_bad_loss": "stop",
+        "loss_spike_factor": None,
         "record_samples": True,
         "preload": (),
         "volatile": (),

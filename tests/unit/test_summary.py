@@ -56,6 +56,11 @@ def test_lost_steps_count_from_the_failure_back_to_what_was_restored() -> None:
     assert (summary.commits, summary.skipped) == (2, 1)
 
 
+def test_batches_left_out_after_bad_losses_are_counted_over_all_rollbacks() -> None:
+    skips = [{"kind": "skip", "at": 6.0, "batches": batches} for batches in ([[0, 3]], [[0, 4], [0, 5]])]
+    assert summarize([*story(), *skips]).batches_skipped == 3
+
+
 def test_a_recovery_ends_when_the_last_rank_has_done_a_new_step() -> None:
     assert summarize(story()).recovery_seconds == []
     summary = summarize([*story(), first_step(2, 1, 21, 5.5)])

@@ -7,8 +7,8 @@ picks out.
 
 Faults survived: SIGKILL between any two instructions; a full disk (the lines are kept and written when there is room).
 
-A file holds one JSON object a line: {"step": 12, "samples": [[epoch, [id, ...]], ...]} or
-{"dropped": [epoch, [id, ...]]}.
+A file holds one JSON object a line: {"step": 12, "samples": [[epoch, [id, ...]], ...]},
+{"dropped": [epoch, [id, ...]]} or {"skipped": [epoch, batch, [id, ...]]}.
 """
 
 import json
@@ -48,6 +48,10 @@ class SampleJournal:
         """Append the sample ids that an epoch left out; raises OSError as `record` does."""
         self._append({"dropped": [epoch, list(ids)]})
 
+    def skipped(self, epoch: int, batch: int, ids: Iterable[int]) -> None:
+        """Append the sample ids of a global batch that the run skips; raises OSError as `record` does."""
+        self._append({"skipped": [epoch, batch, list(ids)]})
+
     def close(self) -> None:
         os.close(self._file)
 
@@ -59,10 +63,12 @@ class SampleJournal:
 
 @dataclass(frozen=True, slots=True)
 class JournalContent:
-    """One journal: samples by step, in the order they were consumed, and the ids left out by epoch."""
+    """One journal: samples by step, in the order they were consumed, the ids left out by epoch, and those of skipped
+    batches by (epoch, batch)."""
 
     steps: dict[int, tuple[Sample, ...]] = field(default_factory=dict)
     dropped: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    skipped: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
 
 
 def read_journal(path: Path) -> JournalContent:
@@ -79,6 +85,9 @@ def read_journal(path: Path) -> JournalContent:
                 step = int(entry["step"])
                 samples = tuple((int(epoch), int(sample)) for epoch, ids in entry["samples"] for sample in ids)
                 content.steps[step] = content.steps.get(step, ()) + samples
+            elif "skipped" in entry:
+                epoch, batch, ids = entry["skipped"]
+                content.skipped[int(epoch), int(batch)] = tuple(int(sample) for sample in ids)
             else:
                 epoch, ids = entry["dropped"]
                 content.dropped[int(epoch)] = tuple(int(sample) for sample in ids)
@@ -92,12 +101,20 @@ class EffectiveSamples:
     """What the run's lineage consumed: every step once, from the generation whose work was kept.
 
     steps: step -> rank -> samples in the order they were consumed.
+    skipped: ids by (epoch, batch) of the global batches that the run skips, reached yet or not.
     holes: (generation, rank, step) that should have a record and has none.
     """
 
     steps: dict[int, dict[int, tuple[Sample, ...]]]
     dropped: dict[int, tuple[int, ...]]
     holes: tuple[tuple[int, int, int], ...]
+    skipped: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+
+    def samples_skipped(self) -> Iterator[Sample]:
+        """All samples of the skipped batches."""
+        for (epoch, _), ids in sorted(self.skipped.items()):
+            for sample in ids:
+                yield epoch, sample
 
     def samples(self) -> Iterator[Sample]:
         """All samples of all ranks, in the order of steps, then ranks."""
@@ -119,17 +136,19 @@ def effective_samples(
     ranks = sorted({rank for _, rank in journals})
     steps: dict[int, dict[int, tuple[Sample, ...]]] = {}
     dropped: dict[int, tuple[int, ...]] = {}
+    skipped: dict[tuple[int, int], tuple[int, ...]] = {}
     holes: list[tuple[int, int, int]] = []
     for generation, restored_step, last_step in sorted(chain):
         for rank in ranks:
             journal = journals.get((generation, rank), JournalContent())
             dropped.update(journal.dropped)
+            skipped.update(journal.skipped)
             for step in range(restored_step + 1, last_step + 1):
                 if step in journal.steps:
                     steps.setdefault(step, {})[rank] = journal.steps[step]
                 else:
                     holes.append((generation, rank, step))
-    return EffectiveSamples(steps, dropped, tuple(holes))
+    return EffectiveSamples(steps, dropped, tuple(holes), skipped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +163,12 @@ class SampleAudit:
     duplicated: tuple[Sample, ...]
 
 
-def audit_samples(consumed: Iterable[Sample], due: Iterable[Sample]) -> SampleAudit:
-    """Compare what was consumed with what was due: the samples of an uninterrupted run, or `DataOrder.handed_out`."""
-    had, wanted = Counter(consumed), Counter(due)
+def audit_samples(consumed: Iterable[Sample], due: Iterable[Sample], *, skipped: Iterable[Sample] = ()) -> SampleAudit:
+    """Compare what was consumed with what was due: the samples of an uninterrupted run, or `DataOrder.handed_out`.
+
+    `skipped` were not due after all.
+    """
+    had, wanted = Counter(consumed), Counter(due) - Counter(skipped)
     return SampleAudit(
         missing=tuple(sorted((wanted - had).elements())), duplicated=tuple(sorted((had - wanted).elements()))
     )

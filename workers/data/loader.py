@@ -5,8 +5,11 @@ prefetched; a batch's bits are a function of (seed, epoch, batch, rank), so a lo
 exactly what the uninterrupted one would have, for any number of workers; the global random generators are never drawn
 from.
 
-The position stays at the end of an epoch until the loop asks for more. A run that is restored there with endless=False
-gets an empty `for` first, and so does whatever its loop does at the end of an epoch, as the uninterrupted run did.
+Batches that the run skips are handed to nobody, on no rank, and do not count as consumed.
+
+The position stays where the last batch ended until the next one is handed over, or a `for` ends with its epoch. A run
+that is restored at the end of an epoch with endless=False gets an empty `for` first, and so does whatever its loop does
+at the end of an epoch, as the uninterrupted run did.
 
 Faults survived: the death of the rank (loader workers die with it); an exception in the dataset (the position stays,
 the same batch is tried again if the loop goes on); a restore at any time, any number of times.
@@ -15,13 +18,14 @@ the same batch is tried again if the loop goes on); a restore at any time, any n
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from workers.data.course import BatchId, Course
 from workers.data.fetch import BatchFetcher, BatchKey
 from workers.data.order import DataOrder, LastBatch
 from workers.errors import CallerError
@@ -96,10 +100,11 @@ class ShardedLoader:
         self._prefetch_factor = prefetch_factor
         self._pin_memory = pin_memory
         self._fetcher = BatchFetcher(dataset, collate=collate_fn or default_collate, seed=seed)
-        self._epoch = 0
-        self._batch = 0
+        self._course = Course(self.order)
+        self._position: BatchId = (0, 0)
+        self._taken = self._position
+        self._last: BatchId | None = None
         self._first_pending = True
-        self._taken = (0, 0)
         self._source: Iterator[tuple[BatchKey, Any]] | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -107,16 +112,15 @@ class ShardedLoader:
         while not self.ended:
             if self.between_batches is not None:
                 self.between_batches()
-            if self._batch == self.order.batches_per_epoch:
-                self._epoch, self._batch = self._epoch + 1, 0
-                if not self._endless:
-                    return
+            if not self._endless and self._course.epoch_is_over(self._position):
+                self._position = (self.epoch + 1, 0)
+                return
             yield self._hand_over()
 
     @property
     def epoch(self) -> int:
         """The epoch of the last batch that was handed over; the next one's once a `for` has ended with its epoch."""
-        return self._epoch
+        return self._position[0]
 
     @property
     def batches_per_epoch(self) -> int:
@@ -125,25 +129,45 @@ class ShardedLoader:
     @property
     def samples_consumed(self) -> int:
         """How many samples all ranks together have had, in all epochs."""
-        return self.order.samples_before(self._epoch, self._batch)
+        return self._course.samples_before(self._position)
 
     def next_sample_ids(self) -> list[int]:
         """This rank's sample ids of the batch that will be handed over next."""
-        return self.order.batch_ids(*self._next_position())
+        return self.order.batch_ids(*self._course.following(self._position))
+
+    def skip_batches(self, batches: Iterable[BatchId]) -> None:
+        """Pass over these global batches, as far as they lie ahead. Every rank has to be told the same.
+
+        Raises CallerError for a batch that no epoch has: they were counted in batches of another size.
+        """
+        wanted = frozenset(batches)
+        for epoch, batch in sorted(wanted):
+            if epoch < 0 or not 0 <= batch < self.order.batches_per_epoch:
+                raise CallerError(
+                    f"the run skips batch {batch} of epoch {epoch}, and an epoch has "
+                    f"{self.order.batches_per_epoch} batches of global_batch_size={self.order.global_batch_size}: use "
+                    "the data and batch size that the run began with, or start another run."
+                )
+        self.close()  # prefetching may be past them
+        ahead = {batch for batch in wanted if batch >= self._position}
+        self._course = Course(self.order, self._course.skipped | ahead)
+
+    @property
+    def skipped(self) -> list[BatchId]:
+        """The global batches that are passed over, sorted: those behind and those ahead."""
+        return sorted(self._course.skipped)
+
+    def batches_in_use(self) -> list[BatchId]:
+        """The global batches handed over since the last `take_consumed`; if none were, the loop still has the last."""
+        since = list(self._course.between(self._taken, self._position))
+        return since or ([self._last] if self._last is not None else [])
 
     def take_consumed(self) -> list[tuple[int, int]]:
         """The (epoch, sample id) of all samples that were handed to this rank since the last call."""
-        consumed = []
-        epoch, batch = self._taken
-        self._taken = (self._epoch, self._batch)
         # Computed again rather than collected at the hand-over: a loader that nobody asks would grow without limit.
-        while (epoch, batch) < self._taken:
-            if batch == self.order.batches_per_epoch:
-                epoch, batch = epoch + 1, 0
-            else:
-                consumed += [(epoch, sample) for sample in self.order.batch_ids(epoch, batch)]
-                batch += 1
-        return consumed
+        batches = self._course.between(self._taken, self._position)
+        self._taken = self._position
+        return [(epoch, sample) for epoch, batch in batches for sample in self.order.batch_ids(epoch, batch)]
 
     def dropped_ids(self, epoch: int) -> list[int]:
         """The sample ids that an epoch leaves out, over all ranks; the same on every rank."""
@@ -162,7 +186,9 @@ class ShardedLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The position, and what it is a position in, as JSON values; equal on all ranks."""
-        position = {"epoch": self._epoch, "batch": self._batch, "samples_consumed": self.samples_consumed}
+        epoch, batch = self._position
+        skipped = [list(one) for one in self.skipped]
+        position = {"epoch": epoch, "batch": batch, "samples_consumed": self.samples_consumed, "skipped": skipped}
         return {**position, **self.identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -172,9 +198,11 @@ class ShardedLoader:
         The revision is not compared here: it is a part of the run's identity, where a difference may be allowed by
         name.
         """
-        epoch, batch = self._checked_position(state)
+        position, course = self._checked_position(state)
         self.close()
-        self._epoch, self._batch = self._taken = (epoch, batch)
+        self._position = self._taken = position
+        self._course = course
+        self._last = None
         self._first_pending = True
 
     def close(self) -> None:
@@ -185,7 +213,7 @@ class ShardedLoader:
         if shut_down is not None:
             shut_down()
 
-    def _checked_position(self, state: dict[str, Any]) -> tuple[int, int]:
+    def _checked_position(self, state: dict[str, Any]) -> tuple[BatchId, Course]:
         here = self.state_dict()
         if missing := sorted(here.keys() - state.keys()):
             raise CallerError(
@@ -205,19 +233,28 @@ class ShardedLoader:
         for name, value, limit in (("epoch", epoch, sys.maxsize), ("batch", batch, self.order.batches_per_epoch)):
             if not isinstance(value, int) or not 0 <= value <= limit:
                 raise CallerError(f"{name}={value!r} in the saved position of the data loader is no place in its data.")
-        if state["samples_consumed"] != self.order.samples_before(epoch, batch):
+        course = Course(self.order, self._checked_skips(state["skipped"]))
+        if state["samples_consumed"] != course.samples_before((epoch, batch)):
             raise CallerError(
                 f"samples_consumed={state['samples_consumed']!r} in the saved position of the data loader contradicts "
                 f"epoch={epoch} and batch={batch}: the checkpoint was altered."
             )
-        return epoch, batch
+        return (epoch, batch), course
 
-    def _next_position(self) -> tuple[int, int]:
-        if self._batch == self.order.batches_per_epoch:
-            return self._epoch + 1, 0
-        return self._epoch, self._batch
+    def _checked_skips(self, skipped: Any) -> frozenset[BatchId]:
+        try:
+            checked = frozenset((epoch, batch) for epoch, batch in skipped)
+            whole = all(type(epoch) is type(batch) is int for epoch, batch in checked)
+        except (TypeError, ValueError):
+            whole = False
+        if not whole or not all(epoch >= 0 and 0 <= batch < self.order.batches_per_epoch for epoch, batch in checked):
+            raise CallerError(
+                f"skipped={skipped!r} in the saved position of the data loader is no list of its batches."
+            )
+        return checked
 
     def _hand_over(self) -> Any:
+        due = self._course.following(self._position)
         if self._source is None:
             self._source = self._start_source()
         if self._first_pending:
@@ -230,8 +267,8 @@ class ShardedLoader:
             # The source is past the batch that failed: a new one starts at it again.
             self.close()
             raise
-        assert (key.epoch, key.batch) == (self._epoch, self._batch), "the loader workers are at another position"
-        self._batch += 1
+        assert (key.epoch, key.batch) == due, "the loader workers are at another position"
+        self._last, self._position = due, (due[0], due[1] + 1)
         return batch
 
     def _start_source(self) -> Iterator[tuple[BatchKey, Any]]:
@@ -247,7 +284,7 @@ class ShardedLoader:
         loader: DataLoader[Any] = DataLoader(
             self._fetcher,  # type: ignore[arg-type]
             batch_size=None,
-            sampler=self._keys(self._epoch, self._batch),
+            sampler=self._keys(self._position),
             collate_fn=_as_it_is,
             num_workers=self._num_workers,
             pin_memory=self._pin_memory,
@@ -257,11 +294,11 @@ class ShardedLoader:
         )
         return iter(loader)
 
-    def _keys(self, epoch: int, batch: int) -> Iterator[BatchKey]:
+    def _keys(self, position: BatchId) -> Iterator[BatchKey]:
         while True:
-            for number in range(batch, self.order.batches_per_epoch):
-                yield BatchKey(epoch, number, self.order.batch_ids(epoch, number))
-            epoch, batch = epoch + 1, 0
+            epoch, batch = self._course.following(position)
+            yield BatchKey(epoch, batch, self.order.batch_ids(epoch, batch))
+            position = epoch, batch + 1
 
 
 def _check_dataset(dataset: Any) -> None:

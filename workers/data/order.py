@@ -80,6 +80,11 @@ class DataOrder:
         """How many samples all ranks together have had before this batch."""
         return epoch * self.samples_per_epoch + min(batch * self.global_batch_size, self.samples_per_epoch)
 
+    def batch_samples(self, batch: int) -> int:
+        """How many samples this batch of an epoch has over all ranks."""
+        start, stop = self._places(batch)
+        return stop - start
+
     def batch_ids(self, epoch: int, batch: int) -> list[int]:
         """This rank's sample ids of one global batch."""
         start, stop = self._places(batch)

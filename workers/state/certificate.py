@@ -37,6 +37,15 @@ def differing_fields(saved: Mapping[str, Any], current: Mapping[str, Any]) -> li
     return sorted(field for field in {*saved, *current} if saved.get(field, _ABSENT) != current.get(field, _ABSENT))
 
 
+def rebased(saved: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """`saved`, when the next step was changed on purpose: `before` and `after` were taken on either side of the change.
+
+    A field that was not as saved before the change stays, so that the difference is still found.
+    """
+    changed = [field for field in differing_fields(before, after) if before.get(field) == saved.get(field)]
+    return {**saved, **{field: after[field] for field in changed}}
+
+
 def require_equal(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Raises ResumeMismatch listing the fields that differ."""
     if fields := differing_fields(saved, current):

@@ -8,7 +8,7 @@ The document: {"format", "rank", "world_size", "progress", "identity", "certific
 each tracked name to its own document; `absent` lists the keywords that were given as None.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -60,10 +60,13 @@ class Progress:
 class TrainingState:
     """What one rank tracks, how it is saved, and how it is restored."""
 
-    def __init__(self, rank: int, world_size: int) -> None:
+    def __init__(self, rank: int, world_size: int, own: Mapping[str, Any] | None = None) -> None:
+        """`own`: objects that are part of every state, beside what is tracked."""
         self._rank = rank
         self._world_size = world_size
         self._parts: dict[str, Part] = {"rng": ObjectPart("rng", GlobalGenerators(), rank, kind="rng")}
+        self._parts |= {name: self._part(name, value, {}) for name, value in (own or {}).items()}
+        self._untracked = len(self._parts)
         self._absent: set[str] = set()
 
     def track(self, **objects: Any) -> None:
@@ -96,7 +99,7 @@ class TrainingState:
 
         Raises StateNotStorable, naming the key, for state that only appeared during training and cannot be stored.
         """
-        if len(self._parts) == 1:
+        if len(self._parts) == self._untracked:
             raise CallerError("there is nothing to save: call session.track() first")
         captured = {name: part.capture() for name, part in self._parts.items()}
         tensors = self._assign([one for pieces, _ in captured.values() for one in pieces])
@@ -148,6 +151,15 @@ class TrainingState:
         held = sum(each.tensor.nbytes for each in tensors)
         unborn = sum(part.unborn_bytes() for part in self._optimizers())
         return held + unborn + 1024 * len(tensors) + 2**20
+
+    def scales_gradients(self) -> bool:
+        """Whether an enabled gradient scaler is tracked: it drops the steps at which gradients overflow."""
+        return any(
+            isinstance(part, ObjectPart)
+            and callable(getattr(part.value, "get_scale", None))
+            and getattr(part.value, "is_enabled", lambda: True)()
+            for part in self._parts.values()
+        )
 
     def mesh(self) -> list[Any]:
         """The device meshes that tracked tensors are sharded over: their dimension names and ranks, as JSON values."""
