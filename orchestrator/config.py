@@ -22,6 +22,7 @@ class RecoveryConfig:
     collective_timeout_seconds: after which a collective of the training's process group fails.
     takeover_seconds: how long a new driver waits for the processes of an earlier one to end.
     record_samples: whether the ids of consumed samples are written to the run directory.
+    check_replicas: whether what ranks must hold alike is compared at each save, up to 256 MiB of it, in turns.
     preload: modules that ranks find imported; importing them must start no thread and open no CUDA.
     volatile: identity fields that may differ between the saved and the resumed run, e.g. "config.steps".
     failpoints: faults to inject; for chaos tests.
@@ -37,6 +38,7 @@ class RecoveryConfig:
     collective_timeout_seconds: float = 600.0
     takeover_seconds: float = 30.0
     record_samples: bool = True
+    check_replicas: bool = True
     preload: tuple[str, ...] = ()
     volatile: tuple[str, ...] = ()
     failpoints: tuple[Arm, ...] = ()

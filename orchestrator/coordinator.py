@@ -12,10 +12,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator import lifecycle, recovery
+from orchestrator import corruption, lifecycle, recovery
 from orchestrator.archive import RunArchive
 from orchestrator.decide import rendezvous as rv
 from orchestrator.decide.budget import FailureBudget
+from orchestrator.decide.orders import Corruption
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.mailbox import Mailboxes
 from orchestrator.observe.ledger import Ledger
@@ -79,6 +80,7 @@ class Coordinator:
             post_to_keepers=lambda command: self._keepers.post_all(command),
             post_to_agents=self._post_to_agents,
             on_committed=self._committed,
+            on_corruption=self._put,
         )
         self._reports = ReportSequence(self._mail.post)
         self._keepers = KeeperRoster(self._nodes, self._mail.post)
@@ -221,6 +223,8 @@ class Coordinator:
                 self._saves.persisted(event)
             case PersistFailed():
                 self._saves.persist_failed(event)
+            case Corruption():
+                await corruption.answer(self._life, event)
             case GenerationDrained():
                 await self._life.drained(event.keeper, event.generation)
             case lifecycle.DrainOverdue():

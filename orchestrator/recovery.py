@@ -110,7 +110,11 @@ def replay(ledger: Path, driver: str, budget: FailureBudget) -> Outcome:
     return outcome
 
 
-_WITHOUT_EXIT = {"agent_lost": "the loss of its agent or node", "rank_lost": "the loss of its process"}
+_WITHOUT_EXIT = {
+    "agent_lost": "the loss of its agent or node",
+    "rank_lost": "the loss of its process",
+    "corruption": "state that differs from its replicas'",
+}
 
 
 def describe(failure: Failure) -> dict[str, Any]:

@@ -166,6 +166,7 @@ class SupervisedTrainer:
             save_timeout_seconds=recovery.save_timeout_seconds,
             collective_timeout_seconds=recovery.collective_timeout_seconds,
             record_samples=recovery.record_samples,
+            check_replicas=recovery.check_replicas,
             code=_code_digest(self._loop),
             volatile=recovery.volatile,
             failpoints=recovery.failpoints,

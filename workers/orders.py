@@ -24,6 +24,7 @@ class LoopSettings:
     save_timeout_seconds: float
     collective_timeout_seconds: float
     record_samples: bool
+    check_replicas: bool
     code: str | None = None
     volatile: tuple[str, ...] = ()
     failpoints: tuple[Arm, ...] = ()

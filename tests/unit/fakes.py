@@ -231,6 +231,7 @@ def make_orders(run_dir: Path, **changes: Any) -> RankOrders:
         "save_timeout_seconds": DEADLINE_SECONDS,
         "collective_timeout_seconds": DEADLINE_SECONDS,
         "record_samples": True,
+        "check_replicas": True,
         "generation": 1,
         "rank": 0,
         "local_rank": 0,

@@ -39,6 +39,7 @@ def test_the_recovery_settings_have_these_names_and_defaults() -> None:
         "collective_timeout_seconds": 600.0,
         "takeover_seconds": 30.0,
         "record_samples": True,
+        "check_replicas": True,
         "preload": (),
         "volatile": (),
         "failpoints": (),
