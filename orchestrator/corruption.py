@@ -32,9 +32,9 @@ async def answer(life: Lifecycle, found: Corruption) -> None:
     nodes = _nodes(life, found)
     clause = replicas.describe(found.differences)
     logger.error("lastgood: step %d is not saved: %s", found.step, clause)
-    repeated = is_repeated(read_ledger(life.ledger.path), found)
     reason = f"at step {found.step} of its generation {clause}, which were not compared when it was saved"
     try:
+        repeated = is_repeated(read_ledger(life.ledger.path), found)
         bad, unproven = await asyncio.to_thread(_pass_over_suspects, life.archive, found, reason)
     except OSError as error:
         life.stop(

@@ -8,6 +8,7 @@ per set of holders a save digests at most `limit_bytes`; n windows are covered b
 something guarantees to be equal is compared (see workers/state/pieces.py), for an alarm ends the generation.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,15 +56,22 @@ def select(sizes: Sequence[tuple[str, int]], *, turn: int, limit_bytes: int = LI
         return []
     windows = -(-total // limit_bytes)
     width = _round_up(-(-total // windows))
-    # Each round begins one window earlier than the one before. Otherwise a disk that takes two intervals for a save, so
-    # that only every second one is written, might leave the same windows out for ever.
-    index = (turn - turn // windows) % windows
+    index = (turn - _delay(turn // windows)) % windows
     low, high = index * width, (index + 1) * width
     found = [
         Range(name, max(low - start, 0), min(high - start, size))
         for (name, size), start in zip(sizes, starts, strict=True)
     ]
     return [each for each in found if each.start < each.stop]
+
+
+def _delay(rounds: int) -> int:
+    """By how many windows the rotation is behind after so many rounds: none or one more each, at an irrational rate.
+
+    If every second save, say, is skipped because the disk takes two intervals for one, a plain rotation would leave the
+    same windows out for ever. No rhythm keeps in step with the golden ratio: this is floor(rounds / 1.618...).
+    """
+    return (math.isqrt(5 * rounds * rounds) - rounds) // 2
 
 
 def describe(
