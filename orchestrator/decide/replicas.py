@@ -101,10 +101,7 @@ def _covers(said: Said | None, found: Iterable[Difference]) -> bool:
     if said is None:
         return False
     facts = {tuple(one["holders"]): _facts(one) for one in said.get("sets", ())}
-    return all(
-        (difference.what, difference.start, difference.stop) in facts.get(difference.holders, {})
-        for difference in found
-    )
+    return all((each.what, each.start, each.stop) in facts.get(each.holders, {}) for each in found)
 
 
 def _differences_within(holders: tuple[int, ...], sets: Mapping[int, Said]) -> Iterable[Difference]:
