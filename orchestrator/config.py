@@ -22,7 +22,8 @@ class RecoveryConfig:
     collective_timeout_seconds: after which a collective of the training's process group fails.
     takeover_seconds: how long a new driver waits for the processes of an earlier one to end.
     record_samples: whether the ids of consumed samples are written to the run directory.
-    check_replicas: whether what ranks must hold alike is compared at each save, up to 256 MiB of it, in turns.
+    check_replicas: whether what ranks must hold alike is compared at each save, up to 256 MiB of it, in turns; a loop
+    that lets replicas drift, as local SGD does, needs False.
     preload: modules that ranks find imported; importing them must start no thread and open no CUDA.
     volatile: identity fields that may differ between the saved and the resumed run, e.g. "config.steps".
     failpoints: faults to inject; for chaos tests.
