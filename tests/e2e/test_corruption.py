@@ -36,8 +36,13 @@ def flipping(
     return harness.trainer(storage, name, loop_kinds.ddp_loop, config=config, ranks=ranks, **recovery)
 
 
-def test_a_bit_that_flips_on_one_of_two_ranks_is_found_at_the_next_save_and_undone(tmp_path: Path) -> None:
-    calm = flipping(tmp_path, "calm", ()).fit().run_dir
+@pytest.fixture(scope="module")
+def calm(ray_cluster: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of the same training without the flip."""
+    return flipping(tmp_path_factory.mktemp("calm"), "calm", ()).fit().run_dir
+
+
+def test_a_bit_that_flips_on_one_of_two_ranks_is_found_at_the_next_save_and_undone(tmp_path: Path, calm: Path) -> None:
     result = flipping(tmp_path, "flipped", (1,)).fit()
     run_dir = result.run_dir
     assert result.generation == 2
@@ -80,7 +85,8 @@ def test_a_rank_that_does_it_every_time_is_named_and_stops_the_run(tmp_path: Pat
     assert max(entry["step"] for entry in entries(run_dir, "commit")) == SAVED_BEFORE
 
 
-def test_with_the_check_turned_off_it_goes_unnoticed(tmp_path: Path) -> None:
+def test_with_the_check_turned_off_it_goes_unnoticed_and_another_model_comes_out(tmp_path: Path, calm: Path) -> None:
     result = flipping(tmp_path, "unchecked", (1,), check_replicas=False).fit()
     assert result.generation == 1
     assert not entries(result.run_dir, "corruption")
+    assert harness.final_digests(result.run_dir) != harness.final_digests(calm)
