@@ -4,7 +4,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.installed-$(shell cksum < pyproject.toml | tr -d ' ')
 
-.PHONY: setup demo test check chaos-deaths bench-recovery clean
+.PHONY: setup demo test check chaos-deaths bench-recovery bench-replicas clean
 
 setup: $(STAMP)
 
@@ -34,6 +34,9 @@ chaos-deaths: $(STAMP)
 
 bench-recovery: $(STAMP)
 	$(BIN)/python tests/benchmarks/recovery.py $(ARGS)
+
+bench-replicas: $(STAMP)
+	$(BIN)/python tests/benchmarks/replicas.py $(ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -32,6 +32,8 @@ class RecoveryConfig:
     loss_spike_factor: a loss or gradient norm above this factor times the median of the last 50 counts as bad; with
     None only one that is not finite does.
     record_samples: whether the ids of consumed samples are written to the run directory.
+    check_replicas: whether what ranks must hold alike is compared at each save, up to 256 MiB of it, in turns; a loop
+    that lets replicas drift, as local SGD does, needs False.
     preload: modules that ranks find imported; importing them must start no thread and open no CUDA.
     volatile: identity fields that may differ between the saved and the resumed run, e.g. "config.steps".
     failpoints: faults to inject; for chaos tests.
@@ -51,6 +53,7 @@ class RecoveryConfig:
     on_bad_loss: Policy = "stop"
     loss_spike_factor: float | None = None
     record_samples: bool = True
+    check_replicas: bool = True
     preload: tuple[str, ...] = ()
     volatile: tuple[str, ...] = ()
     failpoints: tuple[Arm, ...] = ()

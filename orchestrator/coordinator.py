@@ -13,11 +13,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator import lifecycle, recovery
+from orchestrator import corruption, lifecycle, recovery
 from orchestrator.archive import RunArchive
 from orchestrator.decide import rendezvous as rv
 from orchestrator.decide.budget import FailureBudget
 from orchestrator.decide.losses import WorkerLoss
+from orchestrator.decide.orders import Corruption
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.mailbox import Mailboxes
 from orchestrator.observe.ledger import Ledger
@@ -94,6 +95,7 @@ class Coordinator:
             post_to_agents=self._post_to_agents,
             on_committed=self._committed,
             on_fenced=lambda error: self._life.stop(str(error), type(error).__name__),
+            on_corruption=self._put,
         )
         self._reports = ReportSequence(self._mail.post)
         self._keepers = KeeperRoster(self._nodes, self._mail.post)
@@ -266,6 +268,8 @@ class Coordinator:
                 self._saves.persisted(event)
             case PersistFailed():
                 self._saves.persist_failed(event)
+            case Corruption():
+                await corruption.answer(self._life, event)
             case GenerationDrained():
                 await self._life.drained(event.keeper, event.generation)
             case lifecycle.DrainOverdue():

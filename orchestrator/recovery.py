@@ -137,7 +137,11 @@ def replay(ledger: Path, driver: str, budget: FailureBudget) -> Before:
     return before
 
 
-_WITHOUT_EXIT = {"agent_lost": "the loss of its agent or node", "rank_lost": "the loss of its process"}
+_WITHOUT_EXIT = {
+    "agent_lost": "the loss of its agent or node",
+    "rank_lost": "the loss of its process",
+    "corruption": "state that differs from its replicas'",
+}
 
 
 def describe(failure: Failure) -> dict[str, Any]:

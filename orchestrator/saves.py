@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 
 from orchestrator.archive import RunArchive
 from orchestrator.decide import retention
-from orchestrator.decide.commit import Abandon, Commit, CommitMachine, Decision, Persist, Release, Skip
+from orchestrator.decide.commit import Abandon, Commit, CommitMachine, Corruption, Decision, Persist, Release, Skip
 from orchestrator.decide.lineage import GenerationRecord
 from orchestrator.observe.ledger import Ledger, committed_checkpoints, read_ledger
 from workers import failpoint
@@ -34,7 +34,7 @@ logger = logging.getLogger("lastgood")
 class Saves:
     """`post_to_rank_keeper(rank, command)`, `post_to_keepers(command)` and `post_to_agents(command)` send commands;
     `on_committed(step, generation, checkpoint)` is called after each commit, `on_fenced` when another driver has taken
-    over."""
+    over, `on_corruption(found)` when ranks do not hold alike what they must."""
 
     def __init__(
         self,
@@ -49,6 +49,7 @@ class Saves:
         post_to_agents: Callable[[Command], None],
         on_committed: Callable[[int, int, str], None],
         on_fenced: Callable[[Fenced], None],
+        on_corruption: Callable[[Corruption], None],
     ) -> None:
         self._run = run
         self._archive = archive
@@ -60,6 +61,7 @@ class Saves:
         self._post_to_agents = post_to_agents
         self._on_committed = on_committed
         self._on_fenced = on_fenced
+        self._on_corruption = on_corruption
         self._receipts: dict[tuple[int, int, int], dict[int, ShardPersisted]] = {}
         self._world_size = 0
         self._generation = 0
@@ -99,7 +101,13 @@ class Saves:
         self._receipts.setdefault(key, {})[event.rank] = event
         self._carry_out(
             self._machine.shard_persisted(
-                event.rank, event.generation, event.step, event.attempt, event.shard, at=_now()
+                event.rank,
+                event.generation,
+                event.step,
+                event.attempt,
+                event.shard,
+                said=event.replicas,
+                at=_now(),
             )
         )
 
@@ -162,6 +170,8 @@ class Saves:
                     self._start(self._commit(decision))
                 case Abandon():
                     self._abandon(decision)
+                case Corruption():
+                    self._on_corruption(decision)
                 case Release():
                     self._post_to_keepers(
                         ReleaseOrder(generation=decision.generation, upto_step=decision.upto_step, keep=decision.keep)

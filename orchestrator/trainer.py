@@ -171,6 +171,7 @@ class SupervisedTrainer:
             record_samples=recovery.record_samples,
             skips_bad_batches=recovery.on_bad_loss == "rollback",
             loss_spike_factor=recovery.loss_spike_factor,
+            check_replicas=recovery.check_replicas,
             code=_code_digest(self._loop),
             volatile=recovery.volatile,
             failpoints=recovery.failpoints,

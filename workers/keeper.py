@@ -350,6 +350,7 @@ class Keeper:
             verify_seconds=written.verify_seconds,
             identity=document["identity"],
             progress=document["progress"],
+            replicas=document.get("replicas", {}),
         )
 
 

@@ -295,8 +295,8 @@ class HeldSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPersisted:
-    """A keeper's receipt: the shard is durable and was read back. Identity and progress come from the shard's
-    document."""
+    """A keeper's receipt: the shard is durable and was read back. Identity, progress and replicas come from the shard's
+    document; replicas is {} if nothing is to be compared."""
 
     rank: int
     generation: int
@@ -308,6 +308,7 @@ class ShardPersisted:
     verify_seconds: float
     identity: dict[str, Any] = field(default_factory=dict)
     progress: dict[str, Any] = field(default_factory=dict)
+    replicas: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

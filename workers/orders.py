@@ -25,6 +25,7 @@ class LoopSettings:
     save_timeout_seconds: float
     collective_timeout_seconds: float
     record_samples: bool
+    check_replicas: bool
     skips_bad_batches: bool = False
     loss_spike_factor: float | None = None
     code: str | None = None

@@ -33,6 +33,7 @@ from workers.orders import RankOrders
 from workers.saving import Saver
 from workers.state.certificate import rebased
 from workers.state.identity import Identity, capture_identity, check_identity, compare
+from workers.state.replicas import turn_of
 from workers.state.training import Progress, TrainingState
 from workers.wire import Channel
 
@@ -370,7 +371,8 @@ class Session:
     def _capture(self) -> CapturedState:
         identity = self._identity
         assert identity is not None
-        return self._state.capture(progress=self._progress, identity=identity)
+        turn = turn_of(self.step, self._orders.save_every_steps) if self._orders.check_replicas else None
+        return self._state.capture(progress=self._progress, identity=identity, turn=turn)
 
     def report(self, metrics: dict[str, Any]) -> None:
         """Report metrics to Ray Train. The values of rank 0 count; those reported while Ray is still busy are

@@ -4,7 +4,8 @@ A save goes  collecting -> ready -> writing -> committing -> done,  and may be g
 
 Invariants:
 - Written is only what ALL ranks have snapshotted; committed only what all ranks' keepers have written and read back in
-  ONE attempt. Receipts of another attempt never count towards it.
+  ONE attempt. Receipts of another attempt never count towards it. Nor is anything committed of which the ranks do not
+  hold alike what they must; then their generation saves nothing any more.
 - One save is written at a time. When it is done the newest complete one is next; those in between are skipped.
 - A failed attempt's number is not ordered again: its directory may hold anything. (A coordinator that comes back may
   not know of the failure; keepers never overwrite, so it is told.)
@@ -20,12 +21,13 @@ be repeated then, so a keeper answers one that it has carried out, or is carryin
 
 from collections.abc import Iterable
 
+from orchestrator.decide import replicas
 from orchestrator.decide.lineage import GenerationRecord, chain
-from orchestrator.decide.orders import ALL_STEPS, Abandon, Commit, Decision, Persist, Release, Skip
+from orchestrator.decide.orders import ALL_STEPS, Abandon, Commit, Corruption, Decision, Persist, Release, Skip
 from orchestrator.decide.save import Key, Phase, Save
 from workers.checkpoint.manifest import ShardRecord, checkpoint_name
 
-__all__ = ["ALL_STEPS", "Abandon", "Commit", "CommitMachine", "Decision", "Persist", "Release", "Skip"]
+__all__ = ["ALL_STEPS", "Abandon", "Commit", "CommitMachine", "Corruption", "Decision", "Persist", "Release", "Skip"]
 
 FAILURES_MAX = 3
 """Failures of one save, while it is written or committed, until it is given up."""
@@ -120,17 +122,25 @@ class CommitMachine:
         return self._decide(at)
 
     def shard_persisted(
-        self, rank: int, generation: int, step: int, attempt: int, shard: ShardRecord, *, at: float
+        self,
+        rank: int,
+        generation: int,
+        step: int,
+        attempt: int,
+        shard: ShardRecord,
+        *,
+        at: float,
+        said: replicas.Said | None = None,
     ) -> list[Decision]:
-        """A keeper's receipt: the shard is written, durable, and reads back with the same digests."""
+        """A keeper's receipt: the shard is written, durable, and reads back with equal digests. `said`: of replicas."""
         if self._rebuilding:
             known = self._reported(rank, (generation, step))
             if known is not None and known.reported(attempt):
-                known.receipts[rank] = shard
+                known.receipts[rank], known.said[rank] = shard, said or {}
             return []
         save = self._saves.get((generation, step))
         if save is not None and save.awaits(Phase.WRITING, attempt) and rank in save.ranks:
-            save.receipts[rank] = shard
+            save.receipts[rank], save.said[rank] = shard, said or {}
             if not save.unwritten:
                 self._commit(save)
         return self._decide(at)
@@ -337,10 +347,26 @@ class CommitMachine:
         self._decisions.append(Persist(generation=generation, step=step, attempt=attempt, ranks=save.unwritten))
 
     def _commit(self, save: Save) -> None:
+        if differences := replicas.differences(save.said):
+            self._refuse(save, differences)
+            return
         save.phase, save.retry_at = Phase.COMMITTING, None
         generation, step, attempt = save.generation, save.step, save.attempt
         shards = tuple(save.receipts[rank] for rank in sorted(save.ranks))
         self._decisions.append(Commit(generation=generation, step=step, attempt=attempt, shards=shards))
+
+    def _refuse(self, save: Save, differences: tuple[replicas.Difference, ...]) -> None:
+        """Give up all that the generation has not committed yet, and all that it may still snapshot."""
+        generation, step, attempt = save.generation, save.step, save.attempt
+        corruption = Corruption(generation=generation, step=step, attempt=attempt, differences=differences)
+        self._decisions.append(corruption)
+        for other in self._open():
+            if other.generation == generation:
+                self._give_up(other, replicas.describe(differences))
+        if generation == self._current:
+            self._over_upto, self._again = ALL_STEPS, {}
+        if self._in_memory is not None and self._in_memory[0] == generation:
+            self._in_memory = None
 
     def _decide(self, at: float, *, answer: int | None = None) -> list[Decision]:
         """Begin what can begin, release what is free; `answer`: the generation of a snapshot that nobody wants."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from orchestrator.decide.replicas import Difference
 from workers.checkpoint.manifest import ShardRecord
 
 ALL_STEPS = 2**62
@@ -60,4 +61,15 @@ class Skip:
     reason: str
 
 
-Decision = Persist | Commit | Abandon | Release | Skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corruption:
+    """The ranks of this attempt do not hold alike what they must: the generation is to end, for nothing that it still
+    has in memory can be trusted."""
+
+    generation: int
+    step: int
+    attempt: int
+    differences: tuple[Difference, ...]
+
+
+Decision = Persist | Commit | Abandon | Release | Skip | Corruption

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from orchestrator.decide.replicas import Said
 from workers.checkpoint.manifest import ShardRecord
 
 Key = tuple[int, int]  # generation and step: ordered as the states of one lineage are
@@ -24,6 +25,7 @@ class Save:
     snapshotted: set[int] = field(default_factory=set)
     attempt: int = 0  # the last one that was ordered
     receipts: dict[int, ShardRecord] = field(default_factory=dict)  # of this attempt, by rank
+    said: dict[int, Said] = field(default_factory=dict)  # of replicas, by rank; the same in every attempt
     failures: int = 0
     retry_at: float | None = None
 

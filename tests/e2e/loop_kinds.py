@@ -41,12 +41,15 @@ def build(rank: int) -> nn.Module:
 
 
 def ddp_loop(config: dict[str, Any]) -> None:
-    """Each rank's BatchNorm sees other samples, and nothing makes the statistics equal."""
+    """Each rank's BatchNorm sees other samples, and nothing makes the statistics equal.
+
+    config: steps; batch, over all ranks; flip: see `flip_a_bit`; wait_every_steps: wait for a save so often.
+    """
     session = workers.get_session()
     model = DistributedDataParallel(build(session.rank), broadcast_buffers=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = CosineAnnealingLR(optimizer, T_max=config["steps"])
-    data = session.data_loader(Points(), global_batch_size=32, seed=5, num_workers=1)
+    data = session.data_loader(Points(), global_batch_size=config.get("batch", 32), seed=5, num_workers=1)
     session.track(model=model, optimizer=optimizer, scheduler=scheduler, data=data)
     session.restore()
     for batch in data:
@@ -55,8 +58,21 @@ def ddp_loop(config: dict[str, Any]) -> None:
         scheduler.step()
         optimizer.zero_grad()
         session.end_step()
+        flip_a_bit(model.module.encode.weight, config.get("flip"), session)
+        if session.step % config.get("wait_every_steps", config["steps"] + 1) == 0:
+            session.save_now(wait=True)
         if session.step >= config["steps"]:
             break
+
+
+def flip_a_bit(weight: torch.Tensor, flip: dict[str, Any] | None, session: Any) -> None:
+    """Do to `weight` what faulty memory does, on flip["rank"] after flip["step"] in flip["generations"]."""
+    if (
+        flip
+        and session.generation in flip["generations"]
+        and (session.rank, session.step) == (flip["rank"], flip["step"])
+    ):
+        weight.detach().view(torch.int32)[0, 0] ^= 1 << 20
 
 
 def accumulating_loop(config: dict[str, Any]) -> None:

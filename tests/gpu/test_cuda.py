@@ -17,9 +17,12 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
 from fakes import DEADLINE_SECONDS, Rig, make_orders
 from memory_source import MemoryCheckpoint, bits
 
+from workers.checkpoint.tensors import NamedTensor
 from workers.errors import ResumeMismatch
 from workers.forks import ZygoteClient
 from workers.state.identity import Identity
+from workers.state.pieces import Piece
+from workers.state.replicas import describe
 from workers.state.training import Progress, TrainingState
 
 pytestmark = pytest.mark.gpu
@@ -161,3 +164,14 @@ def test_a_rank_that_was_forked_from_the_zygote_can_use_the_gpu_and_so_can_the_n
     finally:
         zygote.close()
         os.close(inherited)
+
+
+def test_a_replica_on_a_gpu_has_the_digests_of_the_same_bytes_on_the_cpu() -> None:
+    values = torch.arange(6000).to(torch.bfloat16).reshape(60, 100)
+
+    def digests(tensor: torch.Tensor) -> dict[str, Any]:
+        named = NamedTensor(name="w", tensor=tensor, global_shape=tuple(tensor.shape), offsets=(0, 0))
+        return describe([Piece(named, (0, 1))], {}, turn=3, limit_bytes=2048)
+
+    assert digests(values.cuda()) == digests(values)
+    assert digests(values.cuda().t()) == digests(values.t())

@@ -231,6 +231,7 @@ def make_orders(run_dir: Path, **changes: Any) -> RankOrders:
         "save_timeout_seconds": DEADLINE_SECONDS,
         "collective_timeout_seconds": DEADLINE_SECONDS,
         "record_samples": True,
+        "check_replicas": True,
         "generation": 1,
         "rank": 0,
         "local_rank": 0,
@@ -371,7 +372,12 @@ def fill(slot: Slot, *, rank: int, generation: int, step: int, value: float = 1.
     """A small but real image, of a state that has one tensor."""
     tensor = torch.full((8,), value)
     named = NamedTensor(name="model.weight", tensor=tensor, global_shape=(8,), offsets=(0,))
-    document = {"rank": rank, "identity": {"world_size": 1}, "progress": {"step": step}}
+    document = {
+        "rank": rank,
+        "identity": {"world_size": 1},
+        "progress": {"step": step},
+        "replicas": {"sets": []},
+    }
     state = CapturedState(tensors=[named], document=document)
     layout = image.plan(state.tensors, state.document)
     slot.begin(rank=rank, generation=generation, step=step)

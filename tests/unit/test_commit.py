@@ -13,6 +13,7 @@ from orchestrator.decide.commit import (
     Abandon,
     Commit,
     CommitMachine,
+    Corruption,
     Decision,
     Persist,
     Release,
@@ -349,6 +350,8 @@ class Cluster(RuleBasedStateMachine):
         self.commits: list[Commit] = []
         self.disk: set[Key] = set()
         self.reported: dict[Key, set[int]] = {}
+        self.unlike: set[Key] = set()  # of which the ranks do not hold alike what they must
+        self.corrupt: set[int] = set()  # generations of which the machine has found that
 
     # What the machine decides
 
@@ -358,6 +361,9 @@ class Cluster(RuleBasedStateMachine):
                 self.check_persist(decision)
             elif isinstance(decision, Commit):
                 self.check_commit(decision)
+            elif isinstance(decision, Corruption):
+                assert (decision.generation, decision.step) in self.unlike, "a false alarm"
+                self.corrupt.add(decision.generation)
             elif isinstance(decision, Abandon):
                 key = (decision.generation, decision.step)
                 self.failed_attempts.add((key, decision.attempt))
@@ -382,10 +388,12 @@ class Cluster(RuleBasedStateMachine):
         for rank in range(WORLD):
             assert (rank, key, order.attempt) in self.written, "commits what no keeper has written"
         assert {item.digest for item in order.shards} == {str(order.attempt)}, "mixes attempts"
+        assert key not in self.unlike, "commits replicas that differ"
+        assert key[0] not in self.corrupt, "commits what a generation with corrupt memory has left"
         self.commits.append(order)
 
     def check_release(self, order: Release) -> None:
-        complete = [key for key, ranks in self.reported.items() if len(ranks) == WORLD and self.counts(key)]
+        complete = self.complete()
         for rank in range(WORLD):
             for key in list(self.slots[rank]):
                 if key[0] == order.generation and key[1] <= order.upto_step and key[1] not in order.keep:
@@ -398,6 +406,15 @@ class Cluster(RuleBasedStateMachine):
     def counts(self, key: Key) -> bool:
         record = CheckpointRecord(name="", generation=key[0], step=key[1], attempt=1)
         return bool(eligible(self.generations, [record]))
+
+    def complete(self) -> list[Key]:
+        """The states on the lineage that lie in the memory of all ranks and may be used."""
+        all_ranks = (key for key, ranks in self.reported.items() if len(ranks) == WORLD)
+        return [key for key in all_ranks if self.counts(key) and key[0] not in self.corrupt]
+
+    def said(self, rank: int, key: Key) -> dict[str, Any]:
+        digest = str(rank) if key in self.unlike else "same"
+        return {"sets": [{"holders": [0, 1], "layout": "l", "digests": {"w": [0, 8, digest]}, "values": {}}]}
 
     # What happens to it
 
@@ -413,10 +430,12 @@ class Cluster(RuleBasedStateMachine):
     def start(self) -> None:
         self.carry_out(self.machine.generation_started(self.generations, at=self.now))
 
-    @rule(ranks=st.sampled_from([(0, 1), (0, 1), (0, 1), (0,), (1,)]))
-    def a_step_is_saved(self, ranks: tuple[int, ...]) -> None:
+    @rule(ranks=st.sampled_from([(0, 1), (0, 1), (0, 1), (0,), (1,)]), alike=st.sampled_from([True, True, True, False]))
+    def a_step_is_saved(self, ranks: tuple[int, ...], alike: bool = True) -> None:
         self.step += 1
         number = self.generations[-1].number
+        if not alike:
+            self.unlike.add((number, self.step))
         for rank in ranks:
             if len(self.slots[rank]) < self.SLOTS:
                 self.slots[rank].add((number, self.step))
@@ -455,7 +474,8 @@ class Cluster(RuleBasedStateMachine):
             outcome = self.outcomes[rank, key, order.attempt] = works == "yes"
         if outcome:
             self.written.add((rank, key, order.attempt))
-            self.post(rank, "shard_persisted", shard=shard(rank, order.attempt), **about)
+            shard_persisted = {"shard": shard(rank, order.attempt), "said": self.said(rank, key)}
+            self.post(rank, "shard_persisted", **shard_persisted, **about)
         else:
             self.post(rank, "persist_failed", error="disk", transient=works != "never", **about)
 
@@ -499,9 +519,10 @@ class Cluster(RuleBasedStateMachine):
                 rank = next(rank for rank in range(WORLD) if self.mail[rank])
                 self.deliver(*self.mail[rank].popleft())
             self.carry_out(self.machine.generation_ended(self.generations[-1].number, at=self.now))
-        complete = {key for key, ranks in self.reported.items() if len(ranks) == WORLD}
-        states = sorted(key for key in complete | self.disk if self.counts(key))
-        origin = data.draw(st.none() | st.sampled_from(states)) if states else None
+        states = sorted({*self.complete(), *(key for key in self.disk if self.counts(key))})
+        self.another_starts(data.draw(st.none() | st.sampled_from(states)) if states else None)
+
+    def another_starts(self, origin: Key | None) -> None:
         number = self.generations[-1].number + 1
         if origin is None:
             self.generations.append(generation(number))
@@ -513,6 +534,7 @@ class Cluster(RuleBasedStateMachine):
     @rule()
     def the_coordinator_is_killed_and_comes_back(self) -> None:
         self.commits.clear()
+        self.corrupt.clear()  # it finds that again, if the receipts are still there
         self.failed_attempts.clear()  # it does not know of them; keepers refuse to write a file twice
         self.machine = CommitMachine(rebuilding=True)
         assert self.machine.generation_started(self.generations, at=self.now) == []
@@ -529,7 +551,8 @@ class Cluster(RuleBasedStateMachine):
             for owner, key, attempt in self.outcomes:
                 if owner == rank and self.outcomes[owner, key, attempt]:
                     about = {"rank": rank, "generation": key[0], "step": key[1], "attempt": attempt}
-                    self.machine.shard_persisted(**about, shard=shard(rank, attempt), at=self.now)
+                    said = self.said(rank, key)
+                    self.machine.shard_persisted(**about, shard=shard(rank, attempt), said=said, at=self.now)
         self.carry_out(self.machine.rebuilt(at=self.now))
 
     @invariant()
@@ -539,6 +562,8 @@ class Cluster(RuleBasedStateMachine):
     def teardown(self) -> None:
         """The faults stop: within a few steps a save of all ranks is committed, and then nothing is under way."""
         self.settle()
+        if self.generations[-1].number in self.corrupt:
+            self.another_starts(None)
         for _ in range(2 * self.SLOTS + 2):
             self.a_step_is_saved(ranks=(0, 1))
             self.settle()

@@ -13,7 +13,7 @@ MEMORY = {"rss_bytes": 3 << 30}
 
 def failure(kind: str, exit_code: int | None, **fields: Any) -> Failure:
     first = Cause(rank=1, kind=kind, exit_code=exit_code, at=5.0, **fields)
-    return Failure(generation=2, first=first, echoes=(), step=7, progressed=True)
+    return Failure(generation=2, first=first, echoes=(), step=7)
 
 
 @pytest.mark.parametrize(

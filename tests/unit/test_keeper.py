@@ -132,6 +132,7 @@ def test_a_complete_snapshot_is_written_verified_and_answered_with_a_receipt(nod
     assert receipt.snapshot_at == 1.5
     assert receipt.identity == {"world_size": 1}
     assert receipt.progress == {"step": 20}
+    assert receipt.replicas == {"sets": []}
     [file] = (node.run_dir / "checkpoints" / order.checkpoint).iterdir()
     assert file.name == receipt.shard.file
     assert file.read_bytes() == bytes(slot.image[: receipt.shard.bytes])

@@ -43,6 +43,7 @@ def test_the_recovery_settings_have_these_names_and_defaults() -> None:
         "on_bad_loss": "stop",
         "loss_spike_factor": None,
         "record_samples": True,
+        "check_replicas": True,
         "preload": (),
         "volatile": (),
         "failpoints": (),

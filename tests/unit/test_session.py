@@ -12,6 +12,7 @@ from fakes import Loop, Rig
 from torch import nn
 
 from workers import failpoint
+from workers.checkpoint.header import parse_header
 from workers.data.journal import read_journal
 from workers.errors import CallerError, CheckpointDamaged, ResumeMismatch, StateNotStorable
 from workers.messages import RestoreOrder
@@ -47,6 +48,16 @@ def test_a_save_that_is_due_is_taken_when_the_loop_asks_for_its_next_batch(rig: 
     loop.next_batch()
     assert rig.keeper.snapshot_steps() == [2]
     assert rig.keeper.slot_of(2).generation == 1
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_save_says_what_other_ranks_hold_alike_unless_that_is_not_to_be_checked(rig: Rig, checked: bool) -> None:
+    loop = Loop(rig.session(save_every_steps=2, check_replicas=checked)).track().restore()
+    loop.train(2)
+    loop.next_batch()
+    assert rig.keeper.snapshot_steps() == [2]
+    document = parse_header(rig.keeper.slot_of(2).image).document
+    assert document.get("replicas") == ({"sets": []} if checked else None)
 
 
 def test_a_save_that_is_due_at_the_last_step_is_taken_once_when_the_loop_returns(rig: Rig) -> None:

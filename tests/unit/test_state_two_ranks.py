@@ -23,6 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from orchestrator.decide.replicas import differences
 from workers.errors import CallerError, ResumeMismatch
 from workers.state.identity import Identity
 from workers.state.training import Progress, TrainingState
@@ -297,6 +298,83 @@ def an_optimizer_made_before_sharding_is_refused() -> None:
         raise AssertionError("it was accepted")
 
 
+def differing(state: TrainingState, turn: int = 0) -> set[str]:
+    """What the two ranks do not hold alike, as the coordinator sees it."""
+    said: list[Any] = [None, None]
+    dist.all_gather_object(said, state.capture(PROGRESS, IDENTITY, turn=turn).document["replicas"])
+    return {found.what for found in differences(dict(enumerate(said)))}
+
+
+def flip_a_bit_on_rank_1(tensor: torch.Tensor) -> None:
+    if dist.get_rank() == 1:
+        local(tensor).view(torch.int32).view(-1)[-1] ^= 1
+
+
+def gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
+    both: list[Any] = [None, None]
+    dist.all_gather_object(both, tensor)
+    return both
+
+
+def a_flipped_bit_on_one_of_ddps_ranks_shows_wherever_it_is() -> None:
+    torch.manual_seed(3)
+    inner = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    model = DistributedDataParallel(inner, broadcast_buffers=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    state = TrainingState(dist.get_rank(), 2)
+    state.track(model=model, optimizer=optimizer, scheduler=None, data=None)
+    torch.manual_seed(dist.get_rank())
+    model(torch.randn(6, 3)).square().mean().backward()
+    optimizer.step()
+    assert not torch.equal(*gathered(inner[1].running_mean)), "the buffers are equal, so they prove nothing"
+    assert differing(state) == set()
+    weight = inner[0].weight
+    for what, tensor in (
+        ("model.0.weight", weight),
+        ("model.1.bias", inner[1].bias),
+        ("optimizer.state.0.weight.exp_avg_sq", optimizer.state[weight]["exp_avg_sq"]),
+        ("optimizer.state.0.weight.step", optimizer.state[weight]["step"]),
+    ):
+        flip_a_bit_on_rank_1(tensor)
+        assert differing(state) == {what}
+        flip_a_bit_on_rank_1(tensor)
+        assert differing(state) == set()
+    optimizer.param_groups[0]["lr"] += dist.get_rank()
+    assert differing(state) == {"lr.optimizer"}
+    assert "replicas" not in state.capture(PROGRESS, IDENTITY).document
+
+
+def a_flipped_bit_in_a_shard_that_is_replicated_shows() -> None:
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    torch.manual_seed(3)
+    model = nn.Linear(4, 4)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    state = TrainingState(dist.get_rank(), 2)
+    state.track(model=model, optimizer=optimizer, scheduler=None, data=None)
+    model(torch.full((2, 4), 1.0 + dist.get_rank())).square().mean().backward()
+    optimizer.step()
+    assert differing(state) == set()
+    flip_a_bit_on_rank_1(model.weight)
+    assert differing(state) == {"model.weight"}
+    flip_a_bit_on_rank_1(model.weight)
+    flip_a_bit_on_rank_1(optimizer.state[model.bias]["exp_avg"])
+    assert differing(state) == {"optimizer.state.bias.exp_avg"}
+
+
+def what_nothing_guarantees_to_be_equal_raises_no_alarm() -> None:
+    sharded = Sharded(1)
+    sharded.train(1)
+    assert differing(sharded.state) == set()
+    plain = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1 + dist.get_rank())
+    state = TrainingState(dist.get_rank(), 2)
+    state.track(model=plain, optimizer=optimizer, scheduler=None, data=None)
+    with torch.no_grad():
+        plain.weight.fill_(dist.get_rank())
+    assert differing(state) == set()
+
+
 SCENARIOS: list[Callable[[], None]] = [
     sharded_model_continues,
     sharded_model_continues_in_bfloat16,
@@ -308,6 +386,9 @@ SCENARIOS: list[Callable[[], None]] = [
     tensors_of_every_placement_come_back,
     each_rank_draws_its_own_numbers_after_a_restore,
     an_optimizer_made_before_sharding_is_refused,
+    a_flipped_bit_on_one_of_ddps_ranks_shows_wherever_it_is,
+    a_flipped_bit_in_a_shard_that_is_replicated_shows,
+    what_nothing_guarantees_to_be_equal_raises_no_alarm,
 ]
 
 

@@ -86,6 +86,17 @@ class OptimizerPart:
     def learning_rates(self) -> list[float]:
         return [float(group["lr"]) for group in self._optimizer.param_groups if "lr" in group]
 
+    def common_ranks(self) -> tuple[int, ...] | None:
+        """The ranks that all train these same parameters, as replicas or as shards; None if it is not one such set."""
+        found = {
+            tuple(sorted(member.tensor.device_mesh.mesh.flatten().tolist()))
+            if isinstance(member.tensor, DTensor)
+            else member.replicas or (self._rank,)
+            for member in self._named_parameters().values()
+        }
+        ranks = found.pop() if len(found) == 1 else ()
+        return ranks if len(ranks) > 1 else None
+
     def step_counts(self) -> list[list[float]]:
         """The distinct values of `step` in the state, each with how many parameters have it."""
         counts: dict[float, int] = {}

@@ -5,7 +5,8 @@ checked that each saved part has its live counterpart, with the same names, shap
 restored last, after everything that may draw from them; each rank restores what it saved itself.
 
 The document: {"format", "rank", "world_size", "progress", "identity", "certificate", "absent", "parts"}. `parts` maps
-each tracked name to its own document; `absent` lists the keywords that were given as None.
+each tracked name to its own document; `absent` lists the keywords that were given as None. With "replicas", it says
+what this rank holds as others do (workers/state/replicas.py).
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from workers.checkpoint.tensors import CapturedState, NamedTensor, TensorSource
 from workers.errors import CallerError, ResumeMismatch, StateNotStorable
-from workers.state import certificate
+from workers.state import certificate, replicas
 from workers.state.identity import Identity
 from workers.state.model import ModelPart, members_of
 from workers.state.objects import ObjectPart
@@ -94,16 +95,18 @@ class TrainingState:
         self._parts = parts
         self._absent |= {keyword for keyword, value in objects.items() if value is None}
 
-    def capture(self, progress: Progress, identity: Identity) -> CapturedState:
+    def capture(self, progress: Progress, identity: Identity, *, turn: int | None = None) -> CapturedState:
         """The state at this step boundary, without a copy: the tensors are good until training goes on.
 
+        `turn`: which part of the replicated state is digested, to be compared between ranks; none if None.
         Raises StateNotStorable, naming the key, for state that only appeared during training and cannot be stored.
         """
         if len(self._parts) == self._untracked:
             raise CallerError("there is nothing to save: call session.track() first")
         captured = {name: part.capture() for name, part in self._parts.items()}
-        tensors = self._assign([one for pieces, _ in captured.values() for one in pieces])
-        document = {
+        pieces = [one for found, _ in captured.values() for one in found]
+        tensors = self._assign(pieces)
+        document: dict[str, Any] = {
             "format": _FORMAT,
             "rank": self._rank,
             "world_size": self._world_size,
@@ -113,6 +116,8 @@ class TrainingState:
             "absent": sorted(self._absent),
             "parts": {name: part_document for name, (_, part_document) in captured.items()},
         }
+        if turn is not None:
+            document["replicas"] = replicas.describe(pieces, self._replicated_values(), turn=turn)
         return CapturedState(tensors=tensors, document=document)
 
     def apply(self, source: TensorSource) -> None:
@@ -185,6 +190,18 @@ class TrainingState:
         else:
             kind = "object"
         return ObjectPart(name, value, self._rank, kind=kind)
+
+    def _replicated_values(self) -> dict[str, tuple[tuple[int, ...], Any]]:
+        """Learning rates, where ranks train the same parameters with them.
+
+        Nothing else: a step is the same on all ranks or they save it as different ones, and a rank without data is
+        in another epoch than its peers for a good reason.
+        """
+        return {
+            f"lr.{part.name}": (ranks, sorted(map(repr, part.learning_rates())))
+            for part in self._optimizers()
+            if (ranks := part.common_ranks()) is not None
+        }
 
     def _optimizers(self) -> list[OptimizerPart]:
         return [part for part in self._parts.values() if isinstance(part, OptimizerPart)]
