@@ -20,6 +20,7 @@ class RecoveryConfig:
     memory_fraction_max: the part of a node's memory that may be in use with all snapshots in place; 0 to 1.
     save_timeout_seconds: how long a save that the loop waits for may take.
     collective_timeout_seconds: after which a collective of the training's process group fails.
+    sigterm_seconds: how long a process that was sent SIGTERM is still there; a save and the move elsewhere must fit.
     takeover_seconds: how long a new driver waits for the processes of an earlier one to end.
     record_samples: whether the ids of consumed samples are written to the run directory.
     preload: modules that ranks find imported; importing them must start no thread and open no CUDA.
@@ -35,6 +36,7 @@ class RecoveryConfig:
     memory_fraction_max: float = 0.9
     save_timeout_seconds: float = 600.0
     collective_timeout_seconds: float = 600.0
+    sigterm_seconds: float = 25.0
     takeover_seconds: float = 30.0
     record_samples: bool = True
     preload: tuple[str, ...] = ()
@@ -56,7 +58,7 @@ class RecoveryConfig:
             isinstance(fraction, int | float) and 0 < fraction <= 1,
             "a number above 0 and at most 1",
         )
-        for name in ("save_timeout_seconds", "collective_timeout_seconds", "takeover_seconds"):
+        for name in ("save_timeout_seconds", "collective_timeout_seconds", "sigterm_seconds", "takeover_seconds"):
             seconds = getattr(self, name)
             self._require(name, isinstance(seconds, int | float) and 0 < seconds < math.inf, "a number above 0")
         for name in ("preload", "volatile"):

@@ -12,10 +12,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator import lifecycle, recovery
+from orchestrator import handover, lifecycle, recovery
 from orchestrator.archive import RunArchive
 from orchestrator.decide import rendezvous as rv
 from orchestrator.decide.budget import FailureBudget
+from orchestrator.handover import Handover
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.mailbox import Mailboxes
 from orchestrator.observe.ledger import Ledger
@@ -44,11 +45,13 @@ from workers.messages import (
     RankStarted,
     Reported,
     RestoreFailed,
+    SaveRefused,
     ShardPersisted,
     SnapshotSkipped,
     Snapshotted,
     StandbyLost,
     Standing,
+    Terminated,
 )
 
 logger = logging.getLogger("lastgood")
@@ -79,9 +82,19 @@ class Coordinator:
             post_to_keepers=lambda command: self._keepers.post_all(command),
             post_to_agents=self._post_to_agents,
             on_committed=self._committed,
+            on_given_up=lambda step, generation, reason: self._handover.given_up(generation, step, reason),
         )
         self._reports = ReportSequence(self._mail.post)
         self._keepers = KeeperRoster(self._nodes, self._mail.post)
+        self._handover = Handover(
+            ledger=self._ledger,
+            rendezvous=self._rendezvous,
+            generation=self._rendezvous.generation,
+            sigterm_seconds=config.recovery.sigterm_seconds,
+            post=self._mail.post,
+            put=self._put,
+            ask=self._reports.ask_draining,
+        )
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
         self._worker: asyncio.Task[None] | None = None
         newest = recovery.newest_committed(self._archive)
@@ -98,6 +111,7 @@ class Coordinator:
             reports=self._reports,
             budget=self._budget,
             rendezvous=self._rendezvous,
+            handover=self._handover,
             outcome=recovery.replay(self._ledger.path, config.driver, self._budget),
             put=self._put,
             checkpoint=newest.name if newest else None,
@@ -213,6 +227,12 @@ class Coordinator:
                 self._life.stop(event.message, "CallerError")
             case Reported():
                 self._reports.done(event)
+                if event.draining is not None:
+                    self._handover.draining(event.draining)
+            case Terminated():
+                self._handover.terminated(event)
+            case SaveRefused():
+                self._save_refused(event)
             case Snapshotted():
                 self._saves.snapshotted(event)
             case SnapshotSkipped():
@@ -228,6 +248,10 @@ class Coordinator:
             case lifecycle.Proceed():
                 if rendezvous.phase is rv.Phase.JUDGING:
                     await self._life.carry_out(rendezvous.proceed(event.reason))
+            case handover.EndFor():
+                await self._life.carry_out(rendezvous.fail(event.cause))
+            case handover.NoticeDue():
+                self._handover.tick()
             case lifecycle.CreateAgain():
                 await self._life.create_generation()
 
@@ -240,6 +264,9 @@ class Coordinator:
         self._reports.joined(event, new_group=event.group != group)
         self._ledger.append("agent", agent=event.agent, rank=event.rank, pid=event.pid, node=event.node)
         self._keepers.nodes_changed()
+        self._handover.members_changed()
+        if event.terminated is not None:
+            self._handover.terminated(event.terminated)
         await self._life.carry_out(decisions)
         self._resume_saves()
         if self._life.outcome.ended:
@@ -264,6 +291,7 @@ class Coordinator:
 
     def _progressed(self, event: RankProgress) -> None:
         self._rendezvous.progressed(event.agent, event.generation, event.step)
+        self._handover.progressed(event.generation, event.step)
         if event.loss is not None and self._rank_of(event.agent) == 0:
             self._loss = event.loss
         if event.first:
@@ -275,9 +303,20 @@ class Coordinator:
                 at_step=event.at,
             )
 
+    def _save_refused(self, event: SaveRefused) -> None:
+        rank = self._rank_of(event.agent)
+        if rank is not None:
+            # Those ranks that were not too late need not keep their snapshot of it.
+            reason = f"step {event.newest_step} was finished when it was ordered"
+            self._saves.skipped(
+                SnapshotSkipped(keeper="", rank=rank, generation=event.generation, step=event.step, reason=reason)
+            )
+        self._handover.refused(event)
+
     def _committed(self, step: int, generation: int, checkpoint: str) -> None:
         self._life.checkpoint, self._committed_step = checkpoint, step
         self._budget.committed(step)
+        self._handover.committed(generation, step)
         self._reports.commit(step, str(self._config.run_dir / "checkpoints" / checkpoint))
 
     # ------------------------------------------------------------ who is where

@@ -26,8 +26,7 @@ from workers.errors import EnvironmentProblem
 from workers.link import NAMESPACE
 
 RAY_VERSIONS = SpecifierSet(">=2.60,<2.61")
-_RAY_POLL_VARIABLE = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
-_RAY_POLL_SECONDS = "0.5"
+_RAY_POLL_SECONDS = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5", "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1"}
 _OUTCOME_SECONDS = 30.0
 _START_SECONDS = 60.0
 _RETRY_SECONDS = 0.1
@@ -126,18 +125,18 @@ def start_coordinator(config: CoordinatorConfig) -> Any:
 
 @contextlib.contextmanager
 def ray_polling_often() -> Iterator[None]:
-    """Have Ray Train look at its workers twice a second, unless the user has set how often.
+    """Have Ray Train look at its workers twice a second, and for drained nodes once, unless the user has set how often.
 
-    By default it looks every 2 s: as long does a lost agent go unnoticed, and each report wait for the next look.
+    By default it looks every 2 s, and 5 s: as long does a lost agent go unnoticed, and each report wait for the next
+    look.
     """
-    if _RAY_POLL_VARIABLE in os.environ:
-        yield
-        return
-    os.environ[_RAY_POLL_VARIABLE] = _RAY_POLL_SECONDS
+    ours = {name: seconds for name, seconds in _RAY_POLL_SECONDS.items() if name not in os.environ}
+    os.environ.update(ours)
     try:
         yield
     finally:
-        del os.environ[_RAY_POLL_VARIABLE]
+        for name in ours:
+            del os.environ[name]
 
 
 def ask_outcome(coordinator: Any) -> Outcome | None:

@@ -16,6 +16,7 @@ from orchestrator import recovery
 from orchestrator.archive import RunArchive
 from orchestrator.decide import rendezvous as rv
 from orchestrator.decide.budget import FailureBudget, Stop
+from orchestrator.handover import Handover
 from orchestrator.mailbox import Mailboxes
 from orchestrator.observe.ledger import Ledger
 from orchestrator.outcome import CoordinatorConfig, Outcome
@@ -64,6 +65,7 @@ class Lifecycle:
     reports: ReportSequence
     budget: FailureBudget
     rendezvous: rv.Rendezvous
+    handover: Handover
     outcome: Outcome
     put: Callable[[Any], None]
     restore_failed: str | None = None
@@ -115,6 +117,7 @@ class Lifecycle:
         self.checkpoint = self.saves.restoring = record.parent
         self.saves.generation_started(created.generations, record.world_size)
         self.budget.generation_started(record.restored_step)
+        self.handover.generation_started(record.number, record.restored_step)
         self._restore_order = (
             RestoreOrder(checkpoint=record.parent, step=record.restored_step) if record.parent else None
         )
@@ -184,6 +187,7 @@ class Lifecycle:
 
     async def _judge(self, failure: rv.Failure) -> None:
         """Write down why the generation ended, and go on or stop."""
+        failure = self.handover.judged(failure)
         self.ledger.append(
             "failure",
             **recovery.describe(failure),

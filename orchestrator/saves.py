@@ -33,7 +33,8 @@ logger = logging.getLogger("lastgood")
 
 class Saves:
     """`post_to_rank_keeper(rank, command)`, `post_to_keepers(command)` and `post_to_agents(command)` send commands;
-    `on_committed(step, generation, checkpoint)` is called after each commit."""
+    `on_committed(step, generation, checkpoint)` is called after each commit, `on_given_up(step, generation, reason)`
+    for each step that was to be saved and will not be."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class Saves:
         post_to_keepers: Callable[[Command], None],
         post_to_agents: Callable[[Command], None],
         on_committed: Callable[[int, int, str], None],
+        on_given_up: Callable[[int, int, str], None],
     ) -> None:
         self._run = run
         self._archive = archive
@@ -57,6 +59,7 @@ class Saves:
         self._post_to_keepers = post_to_keepers
         self._post_to_agents = post_to_agents
         self._on_committed = on_committed
+        self._on_given_up = on_given_up
         self._receipts: dict[tuple[int, int, int], dict[int, ShardPersisted]] = {}
         self._world_size = 0
         self._generation = 0
@@ -210,6 +213,8 @@ class Saves:
     def _tell_outcome(self, generation: int, step: int, reason: str) -> None:
         """An empty reason means committed."""
         self._post_to_agents(SaveOutcome(generation=generation, step=step, committed=not reason, reason=reason))
+        if reason:
+            self._on_given_up(step, generation, reason)
 
     async def _commit(self, decision: Commit) -> None:
         receipts = self._receipts.pop((decision.generation, decision.step, decision.attempt), {})

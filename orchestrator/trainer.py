@@ -26,6 +26,7 @@ from orchestrator.keepers import KeeperFleet
 from orchestrator.outcome import CoordinatorConfig, Outcome
 from workers import errors
 from workers.agent import AgentConfig, agent_main
+from workers.backend import AgentBackendConfig
 from workers.errors import CallerError, EnvironmentProblem, LastgoodError, TrainingFailed
 from workers.orders import LoopSettings
 
@@ -145,6 +146,7 @@ class SupervisedTrainer:
         trainer = DataParallelTrainer(
             agent_main,
             train_loop_config={"agent": agent},
+            backend_config=AgentBackendConfig(),
             scaling_config=self._scaling,
             run_config=run_config,
         )

@@ -18,6 +18,7 @@ class AgentJoined:
     """An agent is there, for the first time or after the coordinator was restarted.
 
     `group` names the set of Ray Train workers that were started together. `generation` is the one whose rank runs now.
+    `asked_last`: the last number of the sequence of reports that was an AskDraining.
     """
 
     agent: str
@@ -34,7 +35,9 @@ class AgentJoined:
     rank_process: ProcessId | None = None
     reports_queued: int = 0
     reports_done: int = 0
+    asked_last: int = 0
     finished: "RankFinished | None" = None
+    terminated: "Terminated | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,10 +148,38 @@ class AgentFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodesDraining:
+    """Nodes that will be taken away, at Unix time `deadline_at` (None if Ray does not say)."""
+
+    nodes: tuple[str, ...]
+    deadline_at: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
     agent: str
     number: int
     error: str | None = None
+    draining: NodesDraining | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terminated:
+    """The agent (`generation` is None) or its rank was sent SIGTERM at Unix time `at`; it goes on for now."""
+
+    agent: str
+    generation: int | None
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveRefused:
+    """The rank had already finished `newest_step` when it was told to save `step`."""
+
+    agent: str
+    generation: int
+    step: int
+    newest_step: int
 
 
 # ---------------------------------------------------------------- to agents
@@ -189,12 +220,32 @@ class SaveOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SaveAt:
+    """To the rank: save right after this step."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """Call `ray.train.report`: the `number`-th of the run's sequence, the same on every agent."""
 
     number: int
     metrics: dict[str, Any]
     checkpoint: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskDraining:
+    """Call `ray.train.get_preemption_info`: a number of the same sequence, since Ray has one barrier for both."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """End with an error, so that Ray Train starts its workers elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,8 +378,22 @@ AgentEvent = (
     | RankExited
     | AgentFailed
     | Reported
+    | Terminated
+    | SaveRefused
 )
 KeeperEvent = KeeperJoined | Snapshotted | SnapshotSkipped | ShardPersisted | PersistFailed | GenerationDrained
 Event = AgentEvent | KeeperEvent
-Command = StartRank | KillRank | SaveOutcome | Report | Finish | PersistOrder | ReleaseOrder | EndGeneration
+Command = (
+    StartRank
+    | KillRank
+    | SaveOutcome
+    | SaveAt
+    | Report
+    | AskDraining
+    | Leave
+    | Finish
+    | PersistOrder
+    | ReleaseOrder
+    | EndGeneration
+)
 Standing = Literal["member", "unknown", "stale"]

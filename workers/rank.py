@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from workers import failpoint, ray_guard
+from workers import failpoint, ray_guard, termination
 from workers.errors import CheckpointDamaged
 from workers.heartbeat import HeartbeatPage
 from workers.orders import RankOrders
@@ -36,6 +36,7 @@ def main(agent: Channel, heartbeat_fd: int, payload_fd: int) -> NoReturn:
     """Standby, then one generation; ends the process."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    termination.tell_on_sigterm(agent)
     code = 1
     try:
         code = _run(agent, HeartbeatPage(heartbeat_fd), payload_fd)

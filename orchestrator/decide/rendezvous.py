@@ -96,7 +96,8 @@ Decision = CreateGeneration | StartRanks | EndRanks | Judge | AllFinished
 
 @dataclass(slots=True)
 class Member:
-    """What is known of one agent. `generation`: of its running rank; None when none runs."""
+    """What is known of one agent. `generation`: of its running rank; None when none runs. `leaving`: it was told to
+    end, and no generation starts before its whole group is replaced."""
 
     joined: AgentJoined
     ready: bool
@@ -105,6 +106,7 @@ class Member:
     process: ProcessId | None = None
     finished: RankFinished | None = None
     done: bool = False
+    leaving: bool = False
     step: int = -1
 
 
@@ -198,6 +200,11 @@ class Rendezvous:
         self._causes.append(cause)
         return self._end_generation()
 
+    def leave(self, agents: frozenset[str]) -> None:
+        """These agents were told to end: the next generation is for the group that Ray starts then."""
+        for member in self.members.values():
+            member.leaving = member.leaving or member.joined.agent in agents
+
     def created(self, generation: int) -> list[Decision]:
         """The generation's file is in place: start its ranks, if all agents are still there."""
         self.generation = generation
@@ -242,7 +249,7 @@ class Rendezvous:
             return False
         world_size = next(iter(self.members.values())).joined.world_size
         return len(self.members) == world_size and all(
-            member.ready and member.generation is None for member in self.members.values()
+            member.ready and member.generation is None and not member.leaving for member in self.members.values()
         )
 
     def _create_if_complete(self) -> list[Decision]:

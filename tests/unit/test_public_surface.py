@@ -37,6 +37,7 @@ def test_the_recovery_settings_have_these_names_and_defaults() -> None:
         "memory_fraction_max": 0.9,
         "save_timeout_seconds": 600.0,
         "collective_timeout_seconds": 600.0,
+        "sigterm_seconds": 25.0,
         "takeover_seconds": 30.0,
         "record_samples": True,
         "preload": (),
