@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator import handover, lifecycle, recovery
+from orchestrator import handover, lifecycle, nodes, recovery
 from orchestrator.archive import RunArchive
 from orchestrator.decide import rendezvous as rv
 from orchestrator.decide.budget import FailureBudget
@@ -23,6 +23,7 @@ from orchestrator.observe.ledger import Ledger
 from orchestrator.outcome import CoordinatorConfig, Outcome
 from orchestrator.reports import ReportSequence
 from orchestrator.roster import KeeperRoster
+from orchestrator.rounds import RayEnded, Round, Rounds
 from orchestrator.saves import Saves
 from workers import failpoint
 from workers.checkpoint.store import LocalStore
@@ -36,6 +37,7 @@ from workers.messages import (
     GenerationDrained,
     KeeperJoined,
     PersistFailed,
+    PersistOrder,
     RankExited,
     RankFinished,
     RankProgress,
@@ -95,8 +97,17 @@ class Coordinator:
             put=self._put,
             ask=self._reports.ask_draining,
         )
+        self._rounds = Rounds(
+            ledger=self._ledger,
+            rendezvous=self._rendezvous,
+            keepers=self._keepers,
+            needed=config.needed,
+            excluded=recovery.excluded_nodes(self._ledger.path, config.driver),
+            post=self._mail.post,
+        )
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
         self._worker: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
         newest = recovery.newest_committed(self._archive)
         self._committed_step = newest.step if newest else None
         self._loss: float | None = None
@@ -112,6 +123,7 @@ class Coordinator:
             budget=self._budget,
             rendezvous=self._rendezvous,
             handover=self._handover,
+            rounds=self._rounds,
             outcome=recovery.replay(self._ledger.path, config.driver, self._budget),
             put=self._put,
             checkpoint=newest.name if newest else None,
@@ -144,10 +156,22 @@ class Coordinator:
 
     async def keeper_failed(self, node: str, problem: str) -> None:
         """A keeper could not even start."""
-        self._life.stop(f"the keeper of node {node} could not be started: {problem}", "EnvironmentProblem")
+        if node in await nodes.alive():  # else its agents are gone as well
+            self._life.stop(f"the keeper of node {node} could not be started: {problem}", "EnvironmentProblem")
 
     async def outcome(self) -> Outcome:
         return self._life.outcome
+
+    async def ray_ended(self, error: str) -> Round | None:
+        """Ray Train has ended, and there is no verdict: how to start it again, None if the run is over."""
+        if self._life.outcome.ended:
+            return None
+        following = self._rounds.ray_ended(error)
+        if isinstance(following, str):
+            self._life.stop(following, "EnvironmentProblem")
+            return None
+        self._put(RayEnded())
+        return following
 
     async def status(self) -> dict[str, Any]:
         members = self._rendezvous.members
@@ -175,6 +199,7 @@ class Coordinator:
     def _put(self, event: Any) -> None:
         if self._worker is None:
             self._worker = asyncio.get_running_loop().create_task(self._work())
+            self._watch = asyncio.get_running_loop().create_task(nodes.watch(self._nodes_in_use, self._put))
         self._queue.put_nowait(event)
 
     async def _work(self) -> None:
@@ -248,6 +273,10 @@ class Coordinator:
             case lifecycle.Proceed():
                 if rendezvous.phase is rv.Phase.JUDGING:
                     await self._life.carry_out(rendezvous.proceed(event.reason))
+            case nodes.NodeLost():
+                await self._node_lost(event.node)
+            case RayEnded():
+                await self._life.carry_out(rendezvous.agents_lost(list(rendezvous.members), kind="controller"))
             case handover.EndFor():
                 await self._life.carry_out(rendezvous.fail(event.cause))
             case handover.NoticeDue():
@@ -265,6 +294,7 @@ class Coordinator:
         self._ledger.append("agent", agent=event.agent, rank=event.rank, pid=event.pid, node=event.node)
         self._keepers.nodes_changed()
         self._handover.members_changed()
+        self._rounds.joined()
         if event.terminated is not None:
             self._handover.terminated(event.terminated)
         await self._life.carry_out(decisions)
@@ -283,6 +313,12 @@ class Coordinator:
         self._resume_saves()
         await self._life.create_generation()
 
+    async def _node_lost(self, node: str) -> None:
+        self._ledger.append("node_lost", node=node, ranks=self._ranks_on(node))
+        for generation, ranks in self._keepers.node_lost(node):
+            self._saves.keeper_lost(ranks, generation)
+        await self._life.carry_out(self._rendezvous.agents_lost(self._ranks_on(node)))
+
     def _resume_saves(self) -> None:
         """After a restart: once agents and keepers are back, take over the saves that were under way."""
         if self._resuming and not self._rendezvous.resuming and self._keepers.complete():
@@ -290,7 +326,7 @@ class Coordinator:
             self._saves.rebuild(self._archive.scan().generations, len(self._rendezvous.members), self._keepers.all())
 
     def _progressed(self, event: RankProgress) -> None:
-        self._rendezvous.progressed(event.agent, event.generation, event.step)
+        self._rendezvous.progressed(event.agent, event.generation, event.step, event.at)
         self._handover.progressed(event.generation, event.step)
         if event.loss is not None and self._rank_of(event.agent) == 0:
             self._loss = event.loss
@@ -317,6 +353,7 @@ class Coordinator:
         self._life.checkpoint, self._committed_step = checkpoint, step
         self._budget.committed(step)
         self._handover.committed(generation, step)
+        self._rounds.committed()
         self._reports.commit(step, str(self._config.run_dir / "checkpoints" / checkpoint))
 
     # ------------------------------------------------------------ who is where
@@ -330,11 +367,15 @@ class Coordinator:
     def _nodes(self) -> set[str]:
         return {member.joined.node for member in self._rendezvous.members.values()}
 
+    def _nodes_in_use(self) -> set[str]:
+        return self._nodes() | {keeper.node for keeper in self._keepers.all()}
+
     def _post_to_agents(self, command: Command) -> None:
         for member in self._rendezvous.members.values():
             self._mail.post(member.joined.agent, command)
 
-    def _post_to_rank_keeper(self, rank: int, command: Command) -> None:
+    def _post_to_rank_keeper(self, rank: int, command: PersistOrder) -> None:
         member = self._rendezvous.members.get(rank)
-        if member is not None:
-            self._keepers.post_to_node(member.joined.node, command)
+        node = self._keepers.places(command.generation).get(rank) or (member.joined.node if member else None)
+        if node is not None:
+            self._keepers.post_to_node(node, command)

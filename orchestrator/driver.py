@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.coordinator import Coordinator
 from orchestrator.outcome import CoordinatorConfig, Outcome
+from orchestrator.rounds import Round
 from workers.errors import EnvironmentProblem
 from workers.link import NAMESPACE
 
@@ -62,7 +63,7 @@ def check_ray_version() -> None:
 
 
 def prepare_run_dir(run_dir: Path) -> None:
-    """Create the run directory, prove that it can be written, and set Ray's list of an earlier driver aside."""
+    """Create the run directory and prove that it can be written."""
     try:
         for name in ("generations", "checkpoints"):
             (run_dir / name).mkdir(parents=True, exist_ok=True)
@@ -77,8 +78,12 @@ def prepare_run_dir(run_dir: Path) -> None:
             f"RunConfig.storage_path: {run_dir} cannot be written ({error.strerror}); "
             f"choose a directory that this user may write on every node"
         ) from error
+
+
+def forget_ray_index(run_dir: Path) -> None:
+    """Remove Ray's list of an earlier round: our own scan decides what exists."""
     for index in run_dir.glob(_RAY_INDEX_GLOB):
-        index.unlink(missing_ok=True)  # our own scan decides what exists
+        index.unlink(missing_ok=True)
 
 
 def stop_predecessor(identity: DriverIdentity, timeout_seconds: float) -> None:
@@ -148,6 +153,14 @@ def ask_outcome(coordinator: Any) -> Outcome | None:
             return outcome
         except RayError:
             time.sleep(_RETRY_SECONDS)
+    return None
+
+
+def ask_round(coordinator: Any, error: str) -> Round | None:
+    """Tell that Ray Train has ended; returns how to start it again, None if the run is over or nobody answers."""
+    with contextlib.suppress(RayError):
+        following: Round | None = ray.get(coordinator.ray_ended.remote(error), timeout=_OUTCOME_SECONDS)
+        return following
     return None
 
 

@@ -22,6 +22,7 @@ from orchestrator.observe.ledger import Ledger
 from orchestrator.outcome import CoordinatorConfig, Outcome
 from orchestrator.reports import ReportSequence
 from orchestrator.roster import KeeperRoster
+from orchestrator.rounds import Rounds
 from orchestrator.saves import Saves
 from workers.errors import LastgoodError
 from workers.messages import EndGeneration, Finish, KillRank, RestoreOrder, StartRank
@@ -66,6 +67,7 @@ class Lifecycle:
     budget: FailureBudget
     rendezvous: rv.Rendezvous
     handover: Handover
+    rounds: Rounds
     outcome: Outcome
     put: Callable[[Any], None]
     restore_failed: str | None = None
@@ -146,13 +148,15 @@ class Lifecycle:
         self.ledger.append("quarantine", checkpoint=checkpoint, reason=reason)
 
     def _start_ranks(self, decision: rv.StartRanks) -> None:
+        members = self.rendezvous.members
+        self.keepers.placed(decision.generation, {rank: member.joined.node for rank, member in members.items()})
         for rank, agent in enumerate(decision.agents):
             self.mail.post(
                 agent,
                 StartRank(
                     generation=decision.generation,
                     rank=rank,
-                    local_rank=self.rendezvous.members[rank].joined.local_rank,
+                    local_rank=members[rank].joined.local_rank,
                     world_size=len(decision.agents),
                     store_host=decision.store_host,
                     store_port=decision.store_port,
@@ -208,6 +212,7 @@ class Lifecycle:
         if isinstance(verdict, Stop):
             self.stop(recovery.stop_message(failure, verdict.reason), "TrainingFailed")
             return
+        await self.rounds.judged(failure, self.reports.last)
         self._wait_in_background(self._settle(verdict.delay_seconds))
 
     async def _settle(self, delay_seconds: float) -> None:

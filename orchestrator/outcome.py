@@ -9,12 +9,14 @@ from orchestrator.config import RecoveryConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorConfig:
-    """`run` is the same for every driver of the run directory, `driver` names this one."""
+    """`run` is the same for every driver of the run directory, `driver` names this one. `needed`: the resources of all
+    ranks together; None if no node can be left out."""
 
     run: str
     driver: str
     run_dir: Path
     recovery: RecoveryConfig
+    needed: dict[str, float] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

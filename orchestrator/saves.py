@@ -44,7 +44,7 @@ class Saves:
         ledger: Ledger,
         keep_last: int,
         rebuilding: bool,
-        post_to_rank_keeper: Callable[[int, Command], None],
+        post_to_rank_keeper: Callable[[int, PersistOrder], None],
         post_to_keepers: Callable[[Command], None],
         post_to_agents: Callable[[Command], None],
         on_committed: Callable[[int, int, str], None],
@@ -125,8 +125,8 @@ class Saves:
             )
         )
 
-    def keeper_lost(self, ranks: Sequence[int]) -> None:
-        self._carry_out(self._machine.keeper_lost(ranks, at=_now()))
+    def keeper_lost(self, ranks: Sequence[int], generation: int | None = None) -> None:
+        self._carry_out(self._machine.keeper_lost(ranks, at=_now(), generation=generation))
 
     def rebuild(
         self, generations: Sequence[GenerationRecord], world_size: int, keepers: Sequence[KeeperJoined]

@@ -1,8 +1,9 @@
 """SIGTERM as a notice: the process goes on, says so, and has a while to save.
 
 An agent works in a thread, which cannot have signals of its own: `watch` is called in its process's main thread
-(workers.backend). A rank's main thread is ours. Faults survived: a signal in the middle of a message to the agent (messages are single
-packets); a child that a rank has forked and that inherits the handler (it dies of the signal, as it would have).
+(workers.backend). A rank's main thread is ours. Faults survived: a signal in the middle of a message to the agent
+(messages are single packets); a child that a rank has forked and that inherits the handler (it dies of the signal, as
+it would have).
 """
 
 import contextlib

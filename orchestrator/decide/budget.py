@@ -17,8 +17,8 @@ from dataclasses import dataclass
 LOOP_CAUSES = frozenset({"exception", "exit"})
 """Causes that lie in the training loop: it raised, or ended its process. All others may lie in the machines."""
 
-FREE_CAUSES = frozenset({"drain"})
-"""Causes that were announced: nothing failed, so they cost no budget and wait for nothing."""
+FREE_CAUSES = frozenset({"drain", "controller"})
+"""Causes that cost nothing here: nothing failed (it was announced), or there is a budget elsewhere (decide/rounds.py)."""
 
 _LOOP_BARREN_MAX = 2
 _SAME_STEP_MAX = 3

@@ -9,7 +9,7 @@ generation goes on).
 """
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -97,7 +97,8 @@ Decision = CreateGeneration | StartRanks | EndRanks | Judge | AllFinished
 @dataclass(slots=True)
 class Member:
     """What is known of one agent. `generation`: of its running rank; None when none runs. `leaving`: it was told to
-    end, and no generation starts before its whole group is replaced."""
+    end, or is gone, and no generation starts before its whole group is replaced. `heard_at`: Unix time of its last
+    word."""
 
     joined: AgentJoined
     ready: bool
@@ -108,6 +109,7 @@ class Member:
     done: bool = False
     leaving: bool = False
     step: int = -1
+    heard_at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -130,7 +132,7 @@ class Rendezvous:
     def joined(self, event: AgentJoined, now: float) -> list[Decision]:
         decisions: list[Decision] = []
         if event.group != self.group:
-            decisions += self._new_group(event.group, now)
+            decisions += self._new_group(event.group)
         running = event.generation
         self.members[event.rank] = Member(
             joined=event,
@@ -139,6 +141,7 @@ class Rendezvous:
             generation=running,
             process=event.rank_process,
             finished=event.finished if event.finished and event.finished.generation == self.generation else None,
+            heard_at=now,
         )
         if self.resuming:
             return decisions + self._resume()
@@ -165,10 +168,11 @@ class Rendezvous:
         if member is not None and member.generation == generation:
             member.process = process
 
-    def progressed(self, agent: str, generation: int, step: int) -> None:
+    def progressed(self, agent: str, generation: int, step: int, at: float) -> None:
         member = self._member(agent)
         if member is None or generation != self.generation:
             return
+        member.heard_at = at
         member.step = step
         self._last_step = max(self._last_step, step)
         if self._first_step is None:
@@ -198,6 +202,20 @@ class Rendezvous:
         if self.phase is not Phase.RUNNING:
             return []
         self._causes.append(cause)
+        return self._end_generation()
+
+    def agents_lost(self, ranks: Iterable[int], *, kind: str = "agent_lost") -> list[Decision]:
+        """The agents of these ranks are gone: what ran there has failed, and the group has to be replaced."""
+        ran = []
+        for rank in ranks:
+            self.members[rank].leaving = True
+            if self.members[rank].generation is not None:
+                ran.append(rank)
+        if self.phase not in (Phase.RUNNING, Phase.ENDING) or not ran:
+            return []
+        self._causes += [self._lost(rank, kind) for rank in ran]
+        for rank in ran:
+            self.members[rank].generation, self.members[rank].process = None, None
         return self._end_generation()
 
     def leave(self, agents: frozenset[str]) -> None:
@@ -258,13 +276,18 @@ class Rendezvous:
             return [CreateGeneration(reason=self.reason)]
         return []
 
-    def _new_group(self, group: str, now: float) -> list[Decision]:
-        lost = sorted(rank for rank, member in self.members.items() if member.generation is not None)
+    def _lost(self, rank: int, kind: str) -> Cause:
+        # It did not even answer the order to kill its rank: it was gone before its peers could fail of that.
+        return Cause(rank=rank, kind=kind, exit_code=None, at=self.members[rank].heard_at)
+
+    def _new_group(self, group: str) -> list[Decision]:
+        running = sorted(rank for rank, member in self.members.items() if member.generation is not None)
+        lost = [self._lost(rank, "agent_lost") for rank in running]
         self.group, self.members = group, {}
         if self.phase is Phase.CREATING:
             self.phase = Phase.GATHERING
         if self.phase is Phase.RUNNING or (self.phase is Phase.ENDING and lost):
-            self._causes += [Cause(rank=rank, kind="agent_lost", exit_code=None, at=now) for rank in lost]
+            self._causes += lost
             return self._end_generation()
         return []
 

@@ -41,14 +41,16 @@ class Nodes:
         self.cluster.remove_node(node, allow_graceful=False)
 
     def drain(self, node_id: str, deadline_seconds: int) -> None:
-        ray_command = str(Path(sys.executable).parent / "ray")
-        reason = "DRAIN_NODE_REASON_PREEMPTION"
-        subprocess.run(
-            [ray_command, "drain-node", "--address", self.cluster.address, "--node-id", node_id, "--reason", reason]
-            + ["--reason-message", "a test", "--deadline-remaining-seconds", str(deadline_seconds)],
-            check=True,
-            capture_output=True,
-        )
+        options = {
+            "address": self.cluster.address,
+            "node-id": node_id,
+            "reason": "DRAIN_NODE_REASON_PREEMPTION",
+            "reason-message": "a test",
+            "deadline-remaining-seconds": str(deadline_seconds),
+        }
+        command = [str(Path(sys.executable).parent / "ray"), "drain-node"]
+        command += [f"--{name}={value}" for name, value in options.items()]
+        subprocess.run(command, check=True, capture_output=True)
 
 
 def node_of(status: dict[str, Any], rank: int) -> str:
