@@ -13,7 +13,8 @@ from typing import Any
 import ray
 import ray.train
 from ray.exceptions import RayError
-from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train import RunConfig
+from ray.train.v2.api.config import FailureConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.util import remove_placement_group
 from ray.util.placement_group import PlacementGroup
@@ -25,6 +26,8 @@ from workers.agent import AgentConfig, agent_main
 from workers.backend import AgentBackendConfig
 
 _NODE_LABEL = "ray.io/node-id"
+# To a type checker `ray.train.ScalingConfig` is an older class than the one that it is at run time.
+ScalingConfig = Any
 
 
 def until_verdict(
@@ -63,7 +66,7 @@ def needed_resources(scaling: ScalingConfig) -> dict[str, float] | None:
         return None
     workers = scaling.num_workers
     number = workers[0] if isinstance(workers, tuple) else workers
-    one = scaling.resources_per_worker or ({"GPU": 1.0} if scaling.use_gpu else {"CPU": 1.0})
+    one: dict[str, float] = scaling.resources_per_worker or ({"GPU": 1.0} if scaling.use_gpu else {"CPU": 1.0})
     return {name: amount * number for name, amount in one.items()}
 
 

@@ -18,7 +18,7 @@ LOOP_CAUSES = frozenset({"exception", "exit"})
 """Causes that lie in the training loop: it raised, or ended its process. All others may lie in the machines."""
 
 FREE_CAUSES = frozenset({"drain", "controller"})
-"""Causes that cost nothing here: nothing failed (it was announced), or there is a budget elsewhere (decide/rounds.py)."""
+"""Causes that cost nothing here: it was announced and nothing failed, or decide/rounds.py has a budget for it."""
 
 _LOOP_BARREN_MAX = 2
 _SAME_STEP_MAX = 3

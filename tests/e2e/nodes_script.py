@@ -78,7 +78,25 @@ def lost(storage: Path, name: str, nodes: Nodes) -> None:
     run.result()
 
 
-STORIES = {"drained": (3, drained), "lost-with-a-spare": (3, lost), "lost-and-replaced": (2, lost)}
+def excluded(storage: Path, name: str, nodes: Nodes) -> None:
+    run = harness.Run(harness.trainer(storage, name, loops.train_loop, config=PACE))
+    bad = ""
+    for generation in (1, 2, 3):
+        status = run.status_when(lambda status, g=generation: status["generation"] == g and status["step"] >= 8 * g)
+        bad = bad or node_of(status, 1)
+        assert node_of(status, 1) == bad
+        harness.kill(status["ranks"][1]["pid"])
+    after = run.status_when(lambda status: status["generation"] == 4 and status["step"] >= 24, 90)
+    assert bad not in {node_of(after, rank) for rank in (0, 1)}
+    run.result()
+
+
+STORIES = {
+    "excluded": (3, excluded),
+    "drained": (3, drained),
+    "lost-with-a-spare": (3, lost),
+    "lost-and-replaced": (2, lost),
+}
 
 
 def main(storage: Path, name: str, story: str) -> None:
