@@ -88,6 +88,7 @@ class Coordinator:
         )
         self._reports = ReportSequence(self._mail.post)
         self._keepers = KeeperRoster(self._nodes, self._mail.post)
+        self._node_watch = nodes.NodeWatch(self._nodes_in_use)
         self._handover = Handover(
             ledger=self._ledger,
             rendezvous=self._rendezvous,
@@ -96,12 +97,15 @@ class Coordinator:
             post=self._mail.post,
             put=self._put,
             ask=self._reports.ask_draining,
+            room_without=lambda nodes: self._node_watch.room_without(nodes, config.needed),
         )
         self._rounds = Rounds(
             ledger=self._ledger,
             rendezvous=self._rendezvous,
             keepers=self._keepers,
+            nodes=self._node_watch,
             needed=config.needed,
+            can_exclude=config.can_exclude,
             excluded=recovery.excluded_nodes(self._ledger.path, config.driver),
             post=self._mail.post,
         )
@@ -156,7 +160,7 @@ class Coordinator:
 
     async def keeper_failed(self, node: str, problem: str) -> None:
         """A keeper could not even start."""
-        if node in await nodes.alive():  # else its agents are gone as well
+        if node in await self._node_watch.look():  # else its agents are gone as well
             self._life.stop(f"the keeper of node {node} could not be started: {problem}", "EnvironmentProblem")
 
     async def outcome(self) -> Outcome:
@@ -199,7 +203,7 @@ class Coordinator:
     def _put(self, event: Any) -> None:
         if self._worker is None:
             self._worker = asyncio.get_running_loop().create_task(self._work())
-            self._watch = asyncio.get_running_loop().create_task(nodes.watch(self._nodes_in_use, self._put))
+            self._watch = asyncio.get_running_loop().create_task(self._node_watch.run(self._put))
         self._queue.put_nowait(event)
 
     async def _work(self) -> None:

@@ -33,12 +33,13 @@ class EndFor:
 
 @dataclass(frozen=True, slots=True)
 class NoticeDue:
-    """Time has passed: a hand-over may be due."""
+    """Time has passed, and there may be room now: a save or a hand-over may be due."""
 
 
 class Handover:
     """`post(agent, command)` sends a command; `put` queues an event for the coordinator; `ask` has Ray Train asked for
-    draining nodes; `sigterm_seconds` is how long a process that got SIGTERM is still there."""
+    draining nodes; `room_without(nodes)` says whether the ranks fit elsewhere; `sigterm_seconds` is how long a process
+    that got SIGTERM is still there."""
 
     def __init__(
         self,
@@ -50,6 +51,7 @@ class Handover:
         post: Callable[[str, Command], None],
         put: Callable[[Any], None],
         ask: Callable[[], None],
+        room_without: Callable[[frozenset[str]], bool],
     ) -> None:
         self._ledger = ledger
         self._rendezvous = rendezvous
@@ -57,6 +59,7 @@ class Handover:
         self._post = post
         self._put = put
         self._ask = ask
+        self._room_without = room_without
         self._order = so.SaveOrder()
         self._order.generation_started(generation, -1)
         self._notices = nt.Notices()
@@ -93,10 +96,10 @@ class Handover:
                     for member in self._rendezvous.members.values():
                         self._post(member.joined.agent, SaveAt(generation=decision.generation, step=decision.step))
                 case so.SaveDone(committed=True):
-                    self._carry_out(self._notices.saved(decision.step))
+                    self._carry_out(self._notices.saved(decision.step, room=self._room(), now=time.time()))
                 case so.SaveDone():
                     logger.warning("lastgood: the save that was wanted at once was given up: %s", decision.reason)
-                    self._carry_out(self._notices.not_saved())
+                    self._carry_out(self._notices.not_saved(room=self._room(), now=time.time()))
 
     # ------------------------------------------------------------ notices
 
@@ -140,7 +143,10 @@ class Handover:
                 )
 
     def tick(self) -> None:
-        self._carry_out(self._notices.tick(time.time()))
+        self._carry_out(self._notices.tick(room=self._room(), now=time.time()))
+
+    def _room(self) -> bool:
+        return self._room_without(self._notices.nodes)
 
     def judged(self, failure: Failure) -> Failure:
         """A generation is over: whoever is to leave does so now. A death that was announced counts as the notice."""
@@ -203,4 +209,5 @@ class Handover:
 
     def _ask_again(self) -> None:
         self._ask()
+        self._put(NoticeDue())
         self._asking = asyncio.get_running_loop().call_later(_ASK_SECONDS, self._ask_again)

@@ -59,11 +59,16 @@ def without_nodes(scaling: ScalingConfig, excluded: tuple[str, ...]) -> ScalingC
     return dataclasses.replace(scaling, label_selector=selector)
 
 
-def needed_resources(scaling: ScalingConfig) -> dict[str, float] | None:
-    """What the ranks need together at the least; None if the user's settings leave no room for a label selector."""
+def can_exclude(scaling: ScalingConfig) -> bool:
+    """Whether the user's settings leave room for that selector."""
     given = scaling.label_selector or {}
-    if scaling.use_tpu or any(_NODE_LABEL in one for one in (given if isinstance(given, list) else [given])):
-        return None
+    return not scaling.use_tpu and not any(
+        _NODE_LABEL in one for one in (given if isinstance(given, list) else [given])
+    )
+
+
+def needed_resources(scaling: ScalingConfig) -> dict[str, float]:
+    """What the ranks need together at the least."""
     workers = scaling.num_workers
     number = workers[0] if isinstance(workers, tuple) else workers
     one: dict[str, float] = scaling.resources_per_worker or ({"GPU": 1.0} if scaling.use_gpu else {"CPU": 1.0})

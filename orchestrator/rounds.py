@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from orchestrator.decide.nodes import NodeBlame, fits
+from orchestrator.decide.nodes import NodeBlame
 from orchestrator.decide.rendezvous import Failure, Rendezvous
 from orchestrator.decide.rounds import ENDS_MAX, RayRounds
-from orchestrator.nodes import alive
+from orchestrator.nodes import NodeWatch
 from orchestrator.observe.ledger import Ledger
 from orchestrator.roster import KeeperRoster
 from workers.messages import Command, Finish
@@ -36,8 +36,8 @@ class RayEnded:
 
 
 class Rounds:
-    """`needed`: the resources of all ranks together; None if nodes cannot be excluded, because the user's own label
-    selector is in the way. `excluded`: by this driver so far (a restarted coordinator)."""
+    """`needed`: the resources of all ranks together; `can_exclude`: False if the user's own label selector is in the
+    way. `excluded`: by this driver so far (a restarted coordinator)."""
 
     def __init__(
         self,
@@ -45,14 +45,18 @@ class Rounds:
         ledger: Ledger,
         rendezvous: Rendezvous,
         keepers: KeeperRoster,
-        needed: dict[str, float] | None,
+        nodes: NodeWatch,
+        needed: dict[str, float],
+        can_exclude: bool,
         excluded: Iterable[str],
         post: Callable[[str, Command], None],
     ) -> None:
         self._ledger = ledger
         self._rendezvous = rendezvous
         self._keepers = keepers
+        self._nodes = nodes
         self._needed = needed
+        self._can_exclude = can_exclude
         self._post = post
         self._excluded = set(excluded)
         self._blame = NodeBlame()
@@ -74,9 +78,8 @@ class Rounds:
         )
         if node is None:
             return
-        nodes = await alive()
-        others = [resources for name, resources in nodes.items() if name not in self._excluded | {node}]
-        possible = self._needed is not None and fits(self._needed, others)
+        await self._nodes.look()
+        possible = self._can_exclude and self._nodes.room_without(self._excluded | {node}, self._needed)
         logger.warning(
             "lastgood: node %s fails again and again, and no other does; %s",
             node,

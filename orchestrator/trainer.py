@@ -103,6 +103,7 @@ class SupervisedTrainer:
                 run_dir=self.run_dir,
                 recovery=self._recovery,
                 needed=ray_fit.needed_resources(self._scaling),
+                can_exclude=ray_fit.can_exclude(self._scaling),
             )
         )
         fleet = KeeperFleet(identity, self._coordinator, settings, self._recovery.takeover_seconds)

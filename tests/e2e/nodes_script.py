@@ -67,6 +67,20 @@ def drained(storage: Path, name: str, nodes: Nodes) -> None:
     run.result()
 
 
+def drained_without_a_spare(storage: Path, name: str, nodes: Nodes) -> None:
+    config = {"pace_seconds": 0.25}
+    run = harness.Run(harness.trainer(storage, name, loops.train_loop, config=config, max_failures=0))
+    status = run.status_when(lambda status: status["step"] >= 3)
+    nodes.drain(node_of(status, 1), 600)
+    harness.wait_for(lambda: harness.entries(run.trainer.run_dir, "save_ordered") or None, 30)
+    (order,) = harness.entries(run.trainer.run_dir, "save_ordered")
+    run.status_when(lambda status: status["generation"] == 1 and status["step"] >= order["step"] + 8)
+    nodes.add()
+    after = run.status_when(lambda status: status["generation"] == 2 and status["step"] >= order["step"], 90)
+    assert node_of(status, 1) not in {node_of(after, rank) for rank in (0, 1)}
+    run.result()
+
+
 def lost(storage: Path, name: str, nodes: Nodes) -> None:
     run = harness.Run(harness.trainer(storage, name, loops.train_loop, config=PACE))
     status = run.status_when(lambda status: status["step"] >= 25)
