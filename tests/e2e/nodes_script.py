@@ -108,6 +108,7 @@ def excluded(storage: Path, name: str, nodes: Nodes) -> None:
 STORIES = {
     "excluded": (3, excluded),
     "drained": (3, drained),
+    "drained-without-a-spare": (2, drained_without_a_spare),
     "lost-with-a-spare": (3, lost),
     "lost-and-replaced": (2, lost),
 }

@@ -52,6 +52,15 @@ def test_a_worker_that_gets_sigterm_saves_at_once_and_ray_replaces_it(tmp_path: 
     harness.assert_equal_runs(result.run_dir, reference)
 
 
+def test_a_drained_node_is_used_until_there_is_another(tmp_path: Path, reference: Path) -> None:
+    run_dir = tell("drained-without-a-spare", tmp_path)
+    first, *_, last = entries(run_dir, "save_ordered")
+    assert last["step"] >= first["step"] + 8
+    (failure,) = entries(run_dir, "failure")
+    assert (failure["cause"], failure["detail"]["saved_step"]) == ("drain", last["step"])
+    harness.assert_equal_runs(run_dir, reference)
+
+
 def test_a_drained_node_is_left_after_a_save(tmp_path: Path, reference: Path) -> None:
     run_dir = tell("drained", tmp_path)
     notice = the_notice(run_dir)
