@@ -24,6 +24,7 @@ from orchestrator.outcome import CoordinatorConfig, Outcome
 from orchestrator.reports import ReportSequence
 from orchestrator.roster import KeeperRoster
 from orchestrator.rounds import RayEnded, Round, Rounds
+from orchestrator.save_at_once import SaveAtOnce
 from orchestrator.saves import Saves
 from workers import failpoint
 from workers.checkpoint.store import LocalStore
@@ -84,15 +85,21 @@ class Coordinator:
             post_to_keepers=lambda command: self._keepers.post_all(command),
             post_to_agents=self._post_to_agents,
             on_committed=self._committed,
-            on_given_up=lambda step, generation, reason: self._handover.given_up(generation, step, reason),
+            on_given_up=lambda step, generation, reason: self._save_at_once.given_up(generation, step, reason),
         )
         self._reports = ReportSequence(self._mail.post)
         self._keepers = KeeperRoster(self._nodes, self._mail.post)
         self._node_watch = nodes.NodeWatch(self._nodes_in_use)
-        self._handover = Handover(
+        self._save_at_once = SaveAtOnce(
             ledger=self._ledger,
             rendezvous=self._rendezvous,
             generation=self._rendezvous.generation,
+            post=self._mail.post,
+        )
+        self._handover = Handover(
+            ledger=self._ledger,
+            rendezvous=self._rendezvous,
+            saves=self._save_at_once,
             sigterm_seconds=config.recovery.sigterm_seconds,
             post=self._mail.post,
             put=self._put,
@@ -126,6 +133,7 @@ class Coordinator:
             reports=self._reports,
             budget=self._budget,
             rendezvous=self._rendezvous,
+            save_at_once=self._save_at_once,
             handover=self._handover,
             rounds=self._rounds,
             outcome=recovery.replay(self._ledger.path, config.driver, self._budget),
@@ -331,7 +339,7 @@ class Coordinator:
 
     def _progressed(self, event: RankProgress) -> None:
         self._rendezvous.progressed(event.agent, event.generation, event.step, event.at)
-        self._handover.progressed(event.generation, event.step)
+        self._save_at_once.progressed(event.generation, event.step)
         if event.loss is not None and self._rank_of(event.agent) == 0:
             self._loss = event.loss
         if event.first:
@@ -351,12 +359,12 @@ class Coordinator:
             self._saves.skipped(
                 SnapshotSkipped(keeper="", rank=rank, generation=event.generation, step=event.step, reason=reason)
             )
-        self._handover.refused(event)
+        self._save_at_once.refused(event)
 
     def _committed(self, step: int, generation: int, checkpoint: str) -> None:
         self._life.checkpoint, self._committed_step = checkpoint, step
         self._budget.committed(step)
-        self._handover.committed(generation, step)
+        self._save_at_once.committed(generation, step)
         self._rounds.committed()
         self._reports.commit(step, str(self._config.run_dir / "checkpoints" / checkpoint))
 

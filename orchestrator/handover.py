@@ -1,6 +1,6 @@
-"""Saves at once and hands over when a node is drained or a process is told to end; the wiring of two pure machines.
+"""Saves at once and hands over when a node is drained or a process is told to end.
 
-The decisions are in decide/save_order.py and decide/notices.py. Ray Train's own word on drained nodes is asked for
+The decisions are in decide/notices.py. Ray Train's own word on drained nodes is asked for
 through the agents, since it counts how often each worker asks (orchestrator/reports.py).
 """
 
@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.decide import notices as nt
-from orchestrator.decide import save_order as so
 from orchestrator.decide.rendezvous import Cause, Failure, Member, Phase, Rendezvous
+from orchestrator.decide.save_order import SaveDone
 from orchestrator.observe.ledger import Ledger
-from workers.messages import Command, Leave, NodesDraining, SaveAt, SaveRefused, Terminated
+from orchestrator.save_at_once import SaveAtOnce
+from workers.messages import Command, Leave, NodesDraining, Terminated
 
 logger = logging.getLogger("lastgood")
 
@@ -46,7 +47,7 @@ class Handover:
         *,
         ledger: Ledger,
         rendezvous: Rendezvous,
-        generation: int,
+        saves: SaveAtOnce,
         sigterm_seconds: float,
         post: Callable[[str, Command], None],
         put: Callable[[Any], None],
@@ -60,46 +61,14 @@ class Handover:
         self._put = put
         self._ask = ask
         self._room_without = room_without
-        self._order = so.SaveOrder()
-        self._order.generation_started(generation, -1)
+        self._saves = saves
+        saves.on_done.append(self._save_done)
         self._notices = nt.Notices()
         self._asking: asyncio.TimerHandle | None = None
         self._due: asyncio.TimerHandle | None = None
 
-    # ------------------------------------------------------------ saves at once
-
-    def save_now(self) -> None:
-        """Have all ranks save the same step, as soon as they can."""
-        self._carry_out_order(self._order.want())
-
-    def generation_started(self, generation: int, restored_step: int) -> None:
-        self._order.generation_started(generation, restored_step)
+    def generation_started(self) -> None:
         self._notices.generation_started()
-
-    def progressed(self, generation: int, step: int) -> None:
-        self._carry_out_order(self._order.progressed(generation, step, at=time.monotonic()))
-
-    def refused(self, event: SaveRefused) -> None:
-        self._carry_out_order(self._order.refused(event.generation, event.step, event.newest_step))
-
-    def committed(self, generation: int, step: int) -> None:
-        self._carry_out_order(self._order.committed(generation, step))
-
-    def given_up(self, generation: int, step: int, reason: str) -> None:
-        self._carry_out_order(self._order.not_saved(generation, step, reason))
-
-    def _carry_out_order(self, decisions: list[so.Decision]) -> None:
-        for decision in decisions:
-            match decision:
-                case so.OrderSave():
-                    self._ledger.append("save_ordered", generation=decision.generation, step=decision.step)
-                    for member in self._rendezvous.members.values():
-                        self._post(member.joined.agent, SaveAt(generation=decision.generation, step=decision.step))
-                case so.SaveDone(committed=True):
-                    self._carry_out(self._notices.saved(decision.step, room=self._room(), now=time.time()))
-                case so.SaveDone():
-                    logger.warning("lastgood: the save that was wanted at once was given up: %s", decision.reason)
-                    self._carry_out(self._notices.not_saved(room=self._room(), now=time.time()))
 
     # ------------------------------------------------------------ notices
 
@@ -142,6 +111,13 @@ class Handover:
                     )
                 )
 
+    def _save_done(self, done: SaveDone) -> None:
+        room, now = self._room(), time.time()
+        if done.committed:
+            self._carry_out(self._notices.saved(done.step, room=room, now=now))
+        else:
+            self._carry_out(self._notices.not_saved(room=room, now=now))
+
     def tick(self) -> None:
         self._carry_out(self._notices.tick(room=self._room(), now=time.time()))
 
@@ -151,7 +127,7 @@ class Handover:
     def judged(self, failure: Failure) -> Failure:
         """A generation is over: whoever is to leave does so now. A death that was announced counts as the notice."""
         notice = self._notices.covers(failure.first.rank, failure.first.kind)
-        self._leave(self._notices.generation_ended())
+        self._leave_now()
         if notice is None:
             return failure
         detail = {"reason": notice.reason, "node": notice.node, "saved_step": None, "died_of": failure.first.kind}
@@ -172,13 +148,15 @@ class Handover:
             noticed_at=notice.at,
             deadline_at=notice.deadline_at,
         )
-        self._carry_out(self._notices.noticed(notice, running=self._rendezvous.phase is Phase.RUNNING))
+        running = self._rendezvous.phase is Phase.RUNNING
+        room = self._room_without(self._notices.nodes | {notice.node})
+        self._carry_out(self._notices.noticed(notice, running=running, room=room))
 
     def _carry_out(self, decisions: list[nt.Decision]) -> None:
         for decision in decisions:
             match decision:
                 case nt.WantSave():
-                    self.save_now()
+                    self._saves.want()
                 case nt.HandOver():
                     self._hand_over(decision)
         self._arm()
@@ -191,9 +169,10 @@ class Handover:
                 cause = Cause(rank=first.ranks[0], kind="drain", exit_code=None, at=first.at, detail=detail)
                 self._put(EndFor(cause))
             case Phase.GATHERING | Phase.CREATING:
-                self._leave(self._notices.generation_ended())
+                self._leave_now()
 
-    def _leave(self, agents: tuple[str, ...]) -> None:
+    def _leave_now(self) -> None:
+        agents = self._notices.generation_ended(room=self._room(), now=time.time())
         for agent in agents:
             self._post(agent, Leave())
         self._rendezvous.leave(frozenset(agents))

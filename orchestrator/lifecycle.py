@@ -23,6 +23,7 @@ from orchestrator.outcome import CoordinatorConfig, Outcome
 from orchestrator.reports import ReportSequence
 from orchestrator.roster import KeeperRoster
 from orchestrator.rounds import Rounds
+from orchestrator.save_at_once import SaveAtOnce
 from orchestrator.saves import Saves
 from workers.errors import LastgoodError
 from workers.messages import EndGeneration, Finish, KillRank, RestoreOrder, StartRank
@@ -66,6 +67,7 @@ class Lifecycle:
     reports: ReportSequence
     budget: FailureBudget
     rendezvous: rv.Rendezvous
+    save_at_once: SaveAtOnce
     handover: Handover
     rounds: Rounds
     outcome: Outcome
@@ -119,7 +121,8 @@ class Lifecycle:
         self.checkpoint = self.saves.restoring = record.parent
         self.saves.generation_started(created.generations, record.world_size)
         self.budget.generation_started(record.restored_step)
-        self.handover.generation_started(record.number, record.restored_step)
+        self.save_at_once.generation_started(record.number, record.restored_step)
+        self.handover.generation_started()
         self._restore_order = (
             RestoreOrder(checkpoint=record.parent, step=record.restored_step) if record.parent else None
         )

@@ -87,13 +87,13 @@ class Notices:
     def knows(self, target: str) -> bool:
         return target in self._open or target in self._leaving
 
-    def noticed(self, notice: Notice, *, running: bool) -> list[Decision]:
+    def noticed(self, notice: Notice, *, running: bool, room: bool) -> list[Decision]:
         if self.knows(notice.target):
             return []
         first = not self._open
         self._open[notice.target] = notice
         if not running:
-            return self._hand_over()
+            return self._move_or_stay(room=room, now=notice.at)
         if first or self._staying:
             self._staying = False
             return [WantSave()]
@@ -124,9 +124,9 @@ class Notices:
         notices = (*self._open.values(), *self._leaving.values())
         return next((notice for notice in notices if rank in notice.ranks), None)
 
-    def generation_ended(self) -> tuple[str, ...]:
+    def generation_ended(self, *, room: bool, now: float) -> tuple[str, ...]:
         """The agents that have to leave before the next generation; what was to be saved is gone or on its way."""
-        self._hand_over()
+        self._move_or_stay(room=room, now=now)
         return tuple(sorted({agent for notice in self._leaving.values() for agent in notice.agents}))
 
     def members_are(self, agents: frozenset[str]) -> None:
