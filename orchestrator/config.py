@@ -26,6 +26,7 @@ class RecoveryConfig:
     steps take longer. None: ranks that hang are left alone.
     start_seconds_max: how long a rank may be still while it starts, restores or does its first step; less once the run
     has shown how long these take.
+    sigterm_seconds: how long a process that was sent SIGTERM is still there; a save and the move elsewhere must fit.
     takeover_seconds: how long a new driver waits for the processes of an earlier one to end.
     on_bad_loss: what happens when a loss or gradient norm that the loop gives to `session.end_step` is bad. "stop" ends
     the run with an error; "rollback" goes back to the newest checkpoint and passes over the batches of that step.
@@ -49,6 +50,7 @@ class RecoveryConfig:
     collective_timeout_seconds: float = 600.0
     hang_seconds_min: float | None = 2.0
     start_seconds_max: float = 600.0
+    sigterm_seconds: float = 25.0
     takeover_seconds: float = 30.0
     on_bad_loss: Policy = "stop"
     loss_spike_factor: float | None = None
@@ -77,6 +79,7 @@ class RecoveryConfig:
             "save_timeout_seconds",
             "collective_timeout_seconds",
             "start_seconds_max",
+            "sigterm_seconds",
             "takeover_seconds",
             *(("hang_seconds_min",) if self.hang_seconds_min is not None else ()),
         ):

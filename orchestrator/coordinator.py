@@ -13,18 +13,21 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator import corruption, lifecycle, recovery
+from orchestrator import corruption, handover, lifecycle, nodes, recovery
 from orchestrator.archive import RunArchive
 from orchestrator.decide import rendezvous as rv
 from orchestrator.decide.budget import FailureBudget
 from orchestrator.decide.losses import WorkerLoss
 from orchestrator.decide.orders import Corruption
+from orchestrator.handover import Handover
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.mailbox import Mailboxes
 from orchestrator.observe.ledger import Ledger
 from orchestrator.outcome import CoordinatorConfig, Outcome
 from orchestrator.reports import ReportSequence
 from orchestrator.roster import KeeperRoster
+from orchestrator.rounds import RayEnded, Round, Rounds
+from orchestrator.save_at_once import SaveAtOnce
 from orchestrator.saves import Saves
 from orchestrator.watch import Watch
 from workers import failpoint
@@ -40,6 +43,7 @@ from workers.messages import (
     GenerationDrained,
     KeeperJoined,
     PersistFailed,
+    PersistOrder,
     RankExited,
     RankFinished,
     RankMemory,
@@ -50,12 +54,14 @@ from workers.messages import (
     RankStarted,
     Reported,
     RestoreFailed,
+    SaveRefused,
     ShardPersisted,
     SnapshotSkipped,
     Snapshotted,
     StacksDumped,
     StandbyLost,
     Standing,
+    Terminated,
 )
 
 logger = logging.getLogger("lastgood")
@@ -96,12 +102,40 @@ class Coordinator:
             on_committed=self._committed,
             on_fenced=lambda error: self._life.stop(str(error), type(error).__name__),
             on_corruption=self._put,
+            on_given_up=lambda step, generation, reason: self._save_at_once.given_up(generation, step, reason),
         )
         self._reports = ReportSequence(self._mail.post)
         self._keepers = KeeperRoster(self._nodes, self._mail.post)
+        self._node_watch = nodes.NodeWatch(self._nodes_in_use)
+        self._save_at_once = SaveAtOnce(
+            ledger=self._ledger,
+            rendezvous=self._rendezvous,
+            generation=self._rendezvous.generation,
+            post=self._mail.post,
+        )
+        self._handover = Handover(
+            ledger=self._ledger,
+            rendezvous=self._rendezvous,
+            saves=self._save_at_once,
+            sigterm_seconds=config.recovery.sigterm_seconds,
+            post=self._mail.post,
+            put=self._put,
+            ask=self._reports.ask_draining,
+            room_without=lambda nodes: self._node_watch.room_without(nodes, config.needed),
+        )
+        self._rounds = Rounds(
+            ledger=self._ledger,
+            rendezvous=self._rendezvous,
+            keepers=self._keepers,
+            nodes=self._node_watch,
+            needed=config.needed,
+            can_exclude=config.can_exclude,
+            excluded=recovery.excluded_nodes(self._ledger.path, config.driver),
+            post=self._mail.post,
+        )
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
         self._worker: asyncio.Task[None] | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._looking: list[asyncio.Task[None]] = []
         newest = recovery.newest_committed(self._archive)
         self._committed_step = newest.step if newest else None
         self._loss: float | None = None
@@ -112,7 +146,7 @@ class Coordinator:
             floor_seconds=config.recovery.hang_seconds_min,
             start_seconds_max=config.recovery.start_seconds_max,
             post_to_agents=self._post_to_agents,
-            post_to_rank_keeper=self._post_to_rank_keeper,
+            post_to_node=self._keepers.post_to_node,
         )
         self._life = Lifecycle(
             config=config,
@@ -124,6 +158,9 @@ class Coordinator:
             reports=self._reports,
             budget=self._budget,
             rendezvous=self._rendezvous,
+            save_at_once=self._save_at_once,
+            handover=self._handover,
+            rounds=self._rounds,
             outcome=before.outcome,
             skipped=recovery.skipped_batches(self._ledger.path),
             put=self._put,
@@ -164,10 +201,22 @@ class Coordinator:
 
     async def keeper_failed(self, node: str, problem: str) -> None:
         """A keeper could not even start."""
-        self._life.stop(f"the keeper of node {node} could not be started: {problem}", "EnvironmentProblem")
+        if node in await self._node_watch.look():  # else its agents are gone as well
+            self._life.stop(f"the keeper of node {node} could not be started: {problem}", "EnvironmentProblem")
 
     async def outcome(self) -> Outcome:
         return self._life.outcome
+
+    async def ray_ended(self, error: str) -> Round | None:
+        """Ray Train has ended, and there is no verdict: how to start it again, None if the run is over."""
+        if self._life.outcome.ended:
+            return None
+        following = self._rounds.ray_ended(error)
+        if isinstance(following, str):
+            self._life.stop(following, "EnvironmentProblem")
+            return None
+        self._put(RayEnded())
+        return following
 
     async def status(self) -> dict[str, Any]:
         members = self._rendezvous.members
@@ -195,7 +244,8 @@ class Coordinator:
     def _put(self, event: Any) -> None:
         if self._worker is None:
             self._worker = asyncio.get_running_loop().create_task(self._work())
-            self._looking = asyncio.get_running_loop().create_task(self._look())
+            loop = asyncio.get_running_loop()
+            self._looking = [loop.create_task(self._look()), loop.create_task(self._node_watch.run(self._put))]
         self._queue.put_nowait(event)
 
     async def _work(self) -> None:
@@ -260,6 +310,12 @@ class Coordinator:
                 self._life.stop(event.message, "CallerError")
             case Reported():
                 self._reports.done(event)
+                if event.draining is not None:
+                    self._handover.draining(event.draining)
+            case Terminated():
+                self._handover.terminated(event)
+            case SaveRefused():
+                self._save_refused(event)
             case Snapshotted():
                 self._saves.snapshotted(event)
             case SnapshotSkipped():
@@ -277,6 +333,14 @@ class Coordinator:
             case lifecycle.Proceed():
                 if rendezvous.phase is rv.Phase.JUDGING:
                     await self._life.carry_out(rendezvous.proceed(event.reason))
+            case nodes.NodeLost():
+                await self._node_lost(event.node)
+            case RayEnded():
+                await self._life.carry_out(rendezvous.agents_lost(list(rendezvous.members), kind="controller"))
+            case handover.EndFor():
+                await self._life.carry_out(rendezvous.fail(event.cause))
+            case handover.NoticeDue():
+                self._handover.tick()
             case lifecycle.CreateAgain():
                 await self._life.create_generation()
 
@@ -289,6 +353,10 @@ class Coordinator:
         self._reports.joined(event, new_group=event.group != group)
         self._ledger.append("agent", agent=event.agent, rank=event.rank, pid=event.pid, node=event.node)
         self._keepers.nodes_changed()
+        self._handover.members_changed()
+        self._rounds.joined()
+        if event.terminated is not None:
+            self._handover.terminated(event.terminated)
         await self._life.carry_out(decisions)
         self._resume_saves()
         if self._life.outcome.ended:
@@ -305,6 +373,12 @@ class Coordinator:
         self._resume_saves()
         await self._life.create_generation()
 
+    async def _node_lost(self, node: str) -> None:
+        self._ledger.append("node_lost", node=node, ranks=self._ranks_on(node))
+        for generation, ranks in self._keepers.node_lost(node):
+            self._saves.keeper_lost(ranks, generation)
+        await self._life.carry_out(self._rendezvous.agents_lost(self._ranks_on(node)))
+
     def _resume_saves(self) -> None:
         """After a restart: once agents and keepers are back, take over the saves that were under way."""
         if self._resuming and not self._rendezvous.resuming and self._keepers.complete():
@@ -318,15 +392,28 @@ class Coordinator:
 
     async def _pulse(self, event: RankPulse) -> None:
         self._rendezvous.progressed(event.agent, event.generation, event.step, time.time())
+        self._save_at_once.progressed(event.generation, event.step)
         if event.loss is not None and self._rank_of(event.agent) == 0:
             self._loss = event.loss
         cause = self._watch.pulse(event)
         if cause is not None:
             await self._life.fail(cause)
 
+    def _save_refused(self, event: SaveRefused) -> None:
+        rank = self._rank_of(event.agent)
+        if rank is not None:
+            # Those ranks that were not too late need not keep their snapshot of it.
+            reason = f"step {event.newest_step} was finished when it was ordered"
+            self._saves.skipped(
+                SnapshotSkipped(keeper="", rank=rank, generation=event.generation, step=event.step, reason=reason)
+            )
+        self._save_at_once.refused(event)
+
     def _committed(self, step: int, generation: int, checkpoint: str) -> None:
         self._life.checkpoint, self._committed_step = checkpoint, step
         self._budget.committed(step)
+        self._save_at_once.committed(generation, step)
+        self._rounds.committed()
         self._reports.commit(step, str(self._config.run_dir / "checkpoints" / checkpoint))
 
     # ------------------------------------------------------------ who is where
@@ -340,11 +427,15 @@ class Coordinator:
     def _nodes(self) -> set[str]:
         return {member.joined.node for member in self._rendezvous.members.values()}
 
+    def _nodes_in_use(self) -> set[str]:
+        return self._nodes() | {keeper.node for keeper in self._keepers.all()}
+
     def _post_to_agents(self, command: Command) -> None:
         for member in self._rendezvous.members.values():
             self._mail.post(member.joined.agent, command)
 
-    def _post_to_rank_keeper(self, rank: int, command: Command) -> None:
+    def _post_to_rank_keeper(self, rank: int, command: PersistOrder) -> None:
         member = self._rendezvous.members.get(rank)
-        if member is not None:
-            self._keepers.post_to_node(member.joined.node, command)
+        node = self._keepers.places(command.generation).get(rank) or (member.joined.node if member else None)
+        if node is not None:
+            self._keepers.post_to_node(node, command)

@@ -22,12 +22,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.coordinator import Coordinator
 from orchestrator.outcome import CoordinatorConfig, Outcome
+from orchestrator.rounds import Round
 from workers.errors import EnvironmentProblem
 from workers.link import NAMESPACE
 
 RAY_VERSIONS = SpecifierSet(">=2.60,<2.61")
-_RAY_POLL_VARIABLE = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
-_RAY_POLL_SECONDS = "0.5"
+_RAY_POLL_SECONDS = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5", "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1"}
 _OUTCOME_SECONDS = 30.0
 _START_SECONDS = 60.0
 _RETRY_SECONDS = 0.1
@@ -63,7 +63,7 @@ def check_ray_version() -> None:
 
 
 def prepare_run_dir(run_dir: Path) -> None:
-    """Create the run directory, prove that it can be written, and set Ray's list of an earlier driver aside."""
+    """Create the run directory and prove that it can be written."""
     try:
         for name in ("generations", "checkpoints"):
             (run_dir / name).mkdir(parents=True, exist_ok=True)
@@ -78,8 +78,12 @@ def prepare_run_dir(run_dir: Path) -> None:
             f"RunConfig.storage_path: {run_dir} cannot be written ({error.strerror}); "
             f"choose a directory that this user may write on every node"
         ) from error
+
+
+def forget_ray_index(run_dir: Path) -> None:
+    """Remove Ray's list of an earlier round: our own scan decides what exists."""
     for index in run_dir.glob(_RAY_INDEX_GLOB):
-        index.unlink(missing_ok=True)  # our own scan decides what exists
+        index.unlink(missing_ok=True)
 
 
 def stop_predecessor(identity: DriverIdentity, timeout_seconds: float) -> None:
@@ -126,18 +130,18 @@ def start_coordinator(config: CoordinatorConfig) -> Any:
 
 @contextlib.contextmanager
 def ray_polling_often() -> Iterator[None]:
-    """Have Ray Train look at its workers twice a second, unless the user has set how often.
+    """Have Ray Train look at its workers twice a second, and for drained nodes once, unless the user has set how often.
 
-    By default it looks every 2 s: as long does a lost agent go unnoticed, and each report wait for the next look.
+    By default it looks every 2 s, and 5 s: as long does a lost agent go unnoticed, and each report wait for the next
+    look.
     """
-    if _RAY_POLL_VARIABLE in os.environ:
-        yield
-        return
-    os.environ[_RAY_POLL_VARIABLE] = _RAY_POLL_SECONDS
+    ours = {name: seconds for name, seconds in _RAY_POLL_SECONDS.items() if name not in os.environ}
+    os.environ.update(ours)
     try:
         yield
     finally:
-        del os.environ[_RAY_POLL_VARIABLE]
+        for name in ours:
+            del os.environ[name]
 
 
 def ask_outcome(coordinator: Any) -> Outcome | None:
@@ -151,6 +155,14 @@ def ask_outcome(coordinator: Any) -> Outcome | None:
             return None  # for good: another driver has killed it
         except RayError:
             time.sleep(_RETRY_SECONDS)
+    return None
+
+
+def ask_round(coordinator: Any, error: str) -> Round | None:
+    """Tell that Ray Train has ended; returns how to start it again, None if the run is over or nobody answers."""
+    with contextlib.suppress(RayError):
+        following: Round | None = ray.get(coordinator.ray_ended.remote(error), timeout=_OUTCOME_SECONDS)
+        return following
     return None
 
 

@@ -17,11 +17,14 @@ from orchestrator.archive import RunArchive
 from orchestrator.decide import bad_loss
 from orchestrator.decide import rendezvous as rv
 from orchestrator.decide.budget import FailureBudget, Stop
+from orchestrator.handover import Handover
 from orchestrator.mailbox import Mailboxes
 from orchestrator.observe.ledger import Ledger
 from orchestrator.outcome import CoordinatorConfig, Outcome
 from orchestrator.reports import ReportSequence
 from orchestrator.roster import KeeperRoster
+from orchestrator.rounds import Rounds
+from orchestrator.save_at_once import SaveAtOnce
 from orchestrator.saves import Saves
 from workers.data.course import BatchId
 from workers.errors import Fenced, LastgoodError, TrainingDiverged, TrainingFailed
@@ -66,6 +69,9 @@ class Lifecycle:
     reports: ReportSequence
     budget: FailureBudget
     rendezvous: rv.Rendezvous
+    save_at_once: SaveAtOnce
+    handover: Handover
+    rounds: Rounds
     outcome: Outcome
     skipped: frozenset[BatchId]
     put: Callable[[Any], None]
@@ -119,6 +125,8 @@ class Lifecycle:
         self.checkpoint = self.saves.restoring = record.parent
         self.saves.generation_started(created.generations, record.world_size)
         self.budget.generation_started(record.restored_step)
+        self.save_at_once.generation_started(record.number, record.restored_step)
+        self.handover.generation_started()
         self._restore_order = (
             RestoreOrder(checkpoint=record.parent, step=record.restored_step) if record.parent else None
         )
@@ -149,13 +157,15 @@ class Lifecycle:
         self.ledger.append("quarantine", checkpoint=checkpoint, reason=reason)
 
     def _start_ranks(self, decision: rv.StartRanks) -> None:
+        members = self.rendezvous.members
+        self.keepers.placed(decision.generation, {rank: member.joined.node for rank, member in members.items()})
         for rank, agent in enumerate(decision.agents):
             self.mail.post(
                 agent,
                 StartRank(
                     generation=decision.generation,
                     rank=rank,
-                    local_rank=self.rendezvous.members[rank].joined.local_rank,
+                    local_rank=members[rank].joined.local_rank,
                     world_size=len(decision.agents),
                     store_host=decision.store_host,
                     store_port=decision.store_port,
@@ -196,6 +206,7 @@ class Lifecycle:
 
     async def _judge(self, failure: rv.Failure) -> None:
         """Write down why the generation ended, and go on or stop."""
+        failure = self.handover.judged(failure)
         self.ledger.append(
             "failure",
             **recovery.describe(failure),
@@ -220,6 +231,7 @@ class Lifecycle:
             return
         if isinstance(answer, bad_loss.Skip):
             self._skip(failure, answer)
+        await self.rounds.judged(failure, self.reports.last)
         self._wait_in_background(self._settle(verdict.delay_seconds))
 
     def _answer_to_loss(self, cause: rv.Cause) -> bad_loss.Skip | Stop:

@@ -9,12 +9,15 @@ from orchestrator.config import RecoveryConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorConfig:
-    """`run` is the same for every driver of the run directory, `driver` names this one."""
+    """`run` is the same for every driver of the run directory, `driver` names this one. `needed`: the resources of all
+    ranks together; `can_exclude`: whether Ray Train can be told to leave a node out."""
 
     run: str
     driver: str
     run_dir: Path
     recovery: RecoveryConfig
+    needed: dict[str, float]
+    can_exclude: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

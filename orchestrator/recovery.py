@@ -137,6 +137,20 @@ def replay(ledger: Path, driver: str, budget: FailureBudget) -> Before:
     return before
 
 
+def excluded_nodes(ledger: Path, driver: str) -> set[str]:
+    """The nodes that this driver leaves out, by the ledger's word."""
+    excluded: set[str] = set()
+    for entry in read_ledger(ledger):
+        match entry["kind"]:
+            case "coordinator" if entry["driver"] != driver:
+                excluded.clear()
+            case "node_excluded" if entry["left_out"]:
+                excluded.add(entry["node"])
+            case "nodes_taken_back":
+                excluded.clear()
+    return excluded
+
+
 _WITHOUT_EXIT = {
     "agent_lost": "the loss of its agent or node",
     "rank_lost": "the loss of its process",

@@ -6,11 +6,12 @@ dead ranks had still told them.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from workers.messages import Command, KeeperJoined
 
 _WANTED_SECONDS = 10.0
+_GENERATIONS_KEPT = 8
 
 
 class KeeperRoster:
@@ -21,6 +22,7 @@ class KeeperRoster:
         self._post = post
         self._keepers: dict[str, KeeperJoined] = {}
         self._undrained: set[str] = set()
+        self._places: dict[int, dict[int, str]] = {}
         self._nodes_changed = asyncio.Event()
 
     def joined(self, event: KeeperJoined) -> bool:
@@ -28,6 +30,12 @@ class KeeperRoster:
         known = self._keepers.get(event.node)
         self._keepers[event.node] = event
         return known is not None and known.pid != event.pid
+
+    def node_lost(self, node: str) -> list[tuple[int, list[int]]]:
+        """Forget the keeper of a node that is gone; returns, by generation, the ranks whose snapshots it held."""
+        self._keepers.pop(node, None)
+        found = ((number, [r for r, at in places.items() if at == node]) for number, places in self._places.items())
+        return [(number, ranks) for number, ranks in found if ranks]
 
     def nodes_changed(self) -> None:
         self._nodes_changed.set()
@@ -55,6 +63,16 @@ class KeeperRoster:
     def post_all(self, command: Command) -> None:
         for keeper in self._keepers.values():
             self._post(keeper.keeper, command)
+
+    def placed(self, generation: int, places: Mapping[int, str]) -> None:
+        """Rank -> node of a generation that starts; its snapshots stay there when the next one is placed elsewhere."""
+        self._places[generation] = dict(places)
+        for old in sorted(self._places)[:-_GENERATIONS_KEPT]:
+            del self._places[old]
+
+    def places(self, generation: int) -> Mapping[int, str]:
+        """The nodes of that generation's ranks; nothing if they are not known (any more)."""
+        return self._places.get(generation, {})
 
     def post_to_node(self, node: str, command: Command) -> None:
         if node in self._keepers:

@@ -33,8 +33,9 @@ logger = logging.getLogger("lastgood")
 
 class Saves:
     """`post_to_rank_keeper(rank, command)`, `post_to_keepers(command)` and `post_to_agents(command)` send commands;
-    `on_committed(step, generation, checkpoint)` is called after each commit, `on_fenced` when another driver has taken
-    over, `on_corruption(found)` when ranks do not hold alike what they must."""
+    `on_committed(step, generation, checkpoint)` is called after each commit, `on_given_up(step, generation, reason)`
+    for each step that was to be saved and will not be, `on_fenced` when another driver has taken over,
+    `on_corruption(found)` when ranks do not hold alike what they must."""
 
     def __init__(
         self,
@@ -44,12 +45,13 @@ class Saves:
         ledger: Ledger,
         keep_last: int,
         rebuilding: bool,
-        post_to_rank_keeper: Callable[[int, Command], None],
+        post_to_rank_keeper: Callable[[int, PersistOrder], None],
         post_to_keepers: Callable[[Command], None],
         post_to_agents: Callable[[Command], None],
         on_committed: Callable[[int, int, str], None],
         on_fenced: Callable[[Fenced], None],
         on_corruption: Callable[[Corruption], None],
+        on_given_up: Callable[[int, int, str], None],
     ) -> None:
         self._run = run
         self._archive = archive
@@ -62,6 +64,7 @@ class Saves:
         self._on_committed = on_committed
         self._on_fenced = on_fenced
         self._on_corruption = on_corruption
+        self._on_given_up = on_given_up
         self._receipts: dict[tuple[int, int, int], dict[int, ShardPersisted]] = {}
         self._world_size = 0
         self._generation = 0
@@ -133,8 +136,8 @@ class Saves:
             )
         )
 
-    def keeper_lost(self, ranks: Sequence[int]) -> None:
-        self._carry_out(self._machine.keeper_lost(ranks, at=_now()))
+    def keeper_lost(self, ranks: Sequence[int], generation: int | None = None) -> None:
+        self._carry_out(self._machine.keeper_lost(ranks, at=_now(), generation=generation))
 
     def rebuild(
         self, generations: Sequence[GenerationRecord], world_size: int, keepers: Sequence[KeeperJoined]
@@ -223,6 +226,8 @@ class Saves:
     def _tell_outcome(self, generation: int, step: int, reason: str) -> None:
         """An empty reason means committed."""
         self._post_to_agents(SaveOutcome(generation=generation, step=step, committed=not reason, reason=reason))
+        if reason:
+            self._on_given_up(step, generation, reason)
 
     async def _commit(self, decision: Commit) -> None:
         receipts = self._receipts.pop((decision.generation, decision.step, decision.attempt), {})

@@ -18,15 +18,13 @@ import ray.train
 import xxhash
 from ray.exceptions import RayError
 from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-from orchestrator import driver
+from orchestrator import driver, ray_fit
 from orchestrator.config import RecoveryConfig
 from orchestrator.keepers import KeeperFleet
 from orchestrator.outcome import CoordinatorConfig, Outcome
-from orchestrator.ray_losses import LossReporter
 from workers import errors
-from workers.agent import AgentConfig, agent_main
+from workers.agent import AgentConfig
 from workers.errors import CallerError, EnvironmentProblem, LastgoodError, TrainingFailed
 from workers.orders import LoopSettings
 
@@ -104,6 +102,8 @@ class SupervisedTrainer:
                 driver=identity.driver,
                 run_dir=self.run_dir,
                 recovery=self._recovery,
+                needed=ray_fit.needed_resources(self._scaling),
+                can_exclude=ray_fit.can_exclude(self._scaling),
             )
         )
         fleet = KeeperFleet(identity, self._coordinator, settings, self._recovery.takeover_seconds)
@@ -117,8 +117,9 @@ class SupervisedTrainer:
                 preload=self._recovery.preload,
                 payload=payload,
             )
-            result, ray_error = self._fit_with_ray(agent)
-            outcome = driver.ask_outcome(self._coordinator)
+            result, outcome, ray_error = ray_fit.until_verdict(
+                self._coordinator, agent, self._scaling, self._run_config
+            )
         finally:
             fleet.close()
             driver.stop_actor(self._coordinator)
@@ -130,32 +131,6 @@ class SupervisedTrainer:
         if outcome.error is not None:
             raise _error_of(outcome)
         return self._result(result, outcome)
-
-    def _fit_with_ray(self, agent: AgentConfig) -> tuple[ray.train.Result | None, Exception | None]:
-        callbacks: list[Any] = [*(self._run_config.callbacks or []), LossReporter(agent.coordinator)]
-        run_config = RunConfig(
-            **{
-                item.name: getattr(self._run_config, item.name)
-                for item in fields(self._run_config)
-                if item.name in ("name", "worker_runtime_env", "logging_config")
-                and getattr(self._run_config, item.name, None) is not None
-            },
-            storage_path=str(self.run_dir.parent),  # absolute: Ray takes a relative one for a URI
-            callbacks=callbacks,
-            # For lost workers and nodes alone: what must end the run is returned by the agents, never raised.
-            failure_config=FailureConfig(max_failures=-1),
-        )
-        trainer = DataParallelTrainer(
-            agent_main,
-            train_loop_config={"agent": agent},
-            scaling_config=self._scaling,
-            run_config=run_config,
-        )
-        try:
-            with driver.ray_polling_often():
-                return trainer.fit(), None
-        except Exception as error:
-            return None, error
 
     def _loop_settings(self, run: str) -> LoopSettings:
         recovery = self._recovery

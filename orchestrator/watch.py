@@ -21,7 +21,7 @@ _DUMPS_KEPT = 10
 
 
 class Watch:
-    """`post_to_agents(command)` and `post_to_rank_keeper(rank, command)` send commands. Without a `floor_seconds`
+    """`post_to_agents(command)` and `post_to_node(node, command)`, to its keeper, send commands. Without a `floor_seconds`
     nothing is taken to hang."""
 
     def __init__(
@@ -32,12 +32,12 @@ class Watch:
         floor_seconds: float | None,
         start_seconds_max: float,
         post_to_agents: Callable[[Command], None],
-        post_to_rank_keeper: Callable[[int, Command], None],
+        post_to_node: Callable[[str, Command], None],
     ) -> None:
         self._rendezvous = rendezvous
         self._ledger = ledger
         self._post_to_agents = post_to_agents
-        self._post_to_rank_keeper = post_to_rank_keeper
+        self._post_to_node = post_to_node
         self._detector = (
             None
             if floor_seconds is None
@@ -153,7 +153,7 @@ class Watch:
             node=joined.node,
             seconds=decision.seconds,
         )
-        self._post_to_rank_keeper(decision.rank, KillAgent(pid=joined.pid, start_ticks=joined.start_ticks))
+        self._post_to_node(joined.node, KillAgent(pid=joined.pid, start_ticks=joined.start_ticks))
 
     def _find_straggler(self, rank: int, event: RankPulse) -> None:
         found = self._stragglers.pulse(rank, event)

@@ -16,14 +16,14 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any
 
 import ray
 import ray.train
 
-from workers import processes
+from workers import processes, termination
 from workers.forks import ForkedRank, ZygoteClient
 from workers.keeper import keeper_address
 from workers.last_words import stacks_file
@@ -31,11 +31,13 @@ from workers.link import Link
 from workers.messages import (
     AgentFailed,
     AgentJoined,
+    AskDraining,
     Command,
     DumpStacks,
     Finish,
     FirstStep,
     KillRank,
+    Leave,
     RankError,
     RankExited,
     RankFinished,
@@ -45,10 +47,13 @@ from workers.messages import (
     RankStarted,
     Report,
     RestoreFailed,
+    SaveAt,
     SaveOutcome,
+    SaveRefused,
     StacksDumped,
     StandbyLost,
     StartRank,
+    Terminated,
 )
 from workers.orders import LoopSettings, RankOrders
 from workers.post_mortem import PostMortem
@@ -82,12 +87,18 @@ def agent_main(config: dict[str, AgentConfig]) -> dict[str, Any]:
     agent = Agent(config["agent"])
     try:
         return {"error": agent.run()}
+    except AgentLeaves:
+        raise
     except Exception as error:
         logger.exception("lastgood: the agent failed")
         agent.give_up(f"the agent failed: {type(error).__name__}: {error}")
         return {"error": str(error)}
     finally:
         agent.close()
+
+
+class AgentLeaves(Exception):
+    """Raised, since what is raised makes Ray Train start its workers anew."""
 
 
 class Agent:
@@ -117,6 +128,8 @@ class Agent:
         self._last_report: int | None = None
         self._lost: str | None = None
         self._pulses = PulseTaker()
+        self._leaving = False
+        self._terminated: Terminated | None = None
         self._lock = processes.RunLock(config.run, config.driver)
         self._post_mortem = PostMortem(agent=self._id, rank=self._rank_number, run_dir=config.settings.run_dir)
         # First thing, since it takes seconds: joining goes on meanwhile.
@@ -136,6 +149,8 @@ class Agent:
         self._link.start()
         while self._last_report is None and self._lost is None:
             self._wait()
+            if self._leaving:
+                raise AgentLeaves("this worker's place will be taken away")
         if self._last_report is not None and not self._reporter.wait_until_done(self._last_report):
             logger.warning("lastgood: not every commit was reported to Ray")
         return self._lost
@@ -168,12 +183,16 @@ class Agent:
         poller = select.poll()
         poller.register(self._zygote.channel, select.POLLIN)
         poller.register(self._wake_read, select.POLLIN)
+        if (sigterm_fd := termination.fd()) is not None:
+            poller.register(sigterm_fd, select.POLLIN)
         ranks = {rank.channel.fileno(): rank for rank in self._ranks() if rank.channel.fileno() >= 0}
         for fd in ranks:
             poller.register(fd, select.POLLIN)
         for fd, _ in poller.poll(_LOOK_SECONDS * 1000):
             if fd == self._wake_read:
                 self._obey_queued()
+            elif fd == sigterm_fd:
+                self._tell_terminated()
             elif fd == self._zygote.channel.fileno():
                 received = self._zygote.channel.receive()
                 if received is None:
@@ -211,9 +230,13 @@ class Agent:
                 case DumpStacks():
                     self._dump_stacks(command)
                 case SaveOutcome():
-                    self._pass_outcome(command)
-                case Report():
+                    self._pass_on(command.generation, "save_outcome", command)
+                case SaveAt():
+                    self._pass_on(command.generation, "save_at", command)
+                case Report() | AskDraining():
                     self._reporter.queue(command)
+                case Leave():
+                    self._leaving = True
                 case Finish():
                     self._last_report = command.last_report
 
@@ -255,11 +278,17 @@ class Agent:
         if rank is not None and rank.generation is not None and rank.generation <= generation:
             rank.kill_on_order()
 
-    def _pass_outcome(self, outcome: SaveOutcome) -> None:
+    def _pass_on(self, generation: int, kind: str, command: SaveOutcome | SaveAt) -> None:
+        """To the rank, if it is still the generation's."""
         rank = self._current
-        if rank is not None and rank.generation == outcome.generation:
+        if rank is not None and rank.generation == generation:
             with contextlib.suppress(OSError):  # it is dying, which the zygote tells
-                rank.channel.send("save_outcome", step=outcome.step, committed=outcome.committed, reason=outcome.reason)
+                rank.channel.send(kind, **asdict(command))
+
+    def _tell_terminated(self) -> None:
+        if termination.received() and self._terminated is None:
+            self._terminated = Terminated(agent=self._id, generation=None, at=time.time())
+            self._link.tell(self._terminated)
 
     # ------------------------------------------------------------ the zygote
 
@@ -343,6 +372,10 @@ class Agent:
                     self._fork_standby()  # not earlier: it would slow down the start
             case "report":
                 self._link.tell(RankReport(**who, **message))
+            case "save_refused":
+                self._link.tell(SaveRefused(**who, **message))
+            case "terminated" if rank is self._current:
+                self._link.tell(Terminated(**who, **message))
             case "finished":
                 self._finished = RankFinished(**who, **message)
                 self._link.tell(self._finished)
@@ -392,6 +425,8 @@ class Agent:
             rank_process=current.process if current else None,
             reports_queued=self._reporter.queued,
             reports_done=self._reporter.done,
+            asked_last=self._reporter.asked_last,
             finished=self._finished,
             exited=self._last_exit,
+            terminated=self._terminated,
         )

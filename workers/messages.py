@@ -20,6 +20,7 @@ class AgentJoined:
 
     `group` names the set of Ray Train workers that were started together. `generation` is the one whose rank runs now.
     `exited`: how the last one ended, which a coordinator that is gone may have been told.
+    `asked_last`: the last number of the sequence of reports that was an AskDraining.
     """
 
     agent: str
@@ -37,8 +38,10 @@ class AgentJoined:
     rank_process: ProcessId | None = None
     reports_queued: int = 0
     reports_done: int = 0
+    asked_last: int = 0
     finished: "RankFinished | None" = None
     exited: "RankExited | None" = None
+    terminated: "Terminated | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,10 +213,38 @@ class AgentFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodesDraining:
+    """Nodes that will be taken away, at Unix time `deadline_at` (None if Ray does not say)."""
+
+    nodes: tuple[str, ...]
+    deadline_at: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
     agent: str
     number: int
     error: str | None = None
+    draining: NodesDraining | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terminated:
+    """The agent (`generation` is None) or its rank was sent SIGTERM at Unix time `at`; it goes on for now."""
+
+    agent: str
+    generation: int | None
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveRefused:
+    """The rank had already finished `newest_step` when it was told to save `step`."""
+
+    agent: str
+    generation: int
+    step: int
+    newest_step: int
 
 
 # ---------------------------------------------------------------- to agents
@@ -265,12 +296,32 @@ class SaveOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SaveAt:
+    """To the rank: save right after this step."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """Call `ray.train.report`: the `number`-th of the run's sequence, the same on every agent."""
 
     number: int
     metrics: dict[str, Any]
     checkpoint: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskDraining:
+    """Call `ray.train.get_preemption_info`: a number of the same sequence, since Ray has one barrier for both."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """End with an error, so that Ray Train starts its workers elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -415,6 +466,8 @@ AgentEvent = (
     | RankMemory
     | AgentFailed
     | Reported
+    | Terminated
+    | SaveRefused
 )
 KeeperEvent = KeeperJoined | Snapshotted | SnapshotSkipped | ShardPersisted | PersistFailed | GenerationDrained
 Event = AgentEvent | KeeperEvent
@@ -424,7 +477,10 @@ Command = (
     | KillAgent
     | DumpStacks
     | SaveOutcome
+    | SaveAt
     | Report
+    | AskDraining
+    | Leave
     | Finish
     | PersistOrder
     | ReleaseOrder

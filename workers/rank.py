@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from workers import failpoint, last_words, ray_guard
+from workers import failpoint, last_words, ray_guard, termination
 from workers.errors import CheckpointDamaged
 from workers.heartbeat import HeartbeatPage
 from workers.orders import RankOrders
@@ -36,6 +36,7 @@ def main(agent: Channel, heartbeat_fd: int, payload_fd: int, last_words_fd: int)
     """Standby, then one generation; ends the process."""
     last_words.speak_into(last_words_fd)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    termination.tell_on_sigterm(agent)
     code = 1
     try:
         code = _run(agent, HeartbeatPage(heartbeat_fd), payload_fd)

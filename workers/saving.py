@@ -36,6 +36,7 @@ class Saver:
         self._snapshot_step = -1
         self._again_step = -1
         self._outcomes: dict[int, tuple[bool, str]] = {}
+        self._ordered: set[int] = set()
 
     def check_memory(self, state: TrainingState) -> None:
         """Raises EnvironmentProblem, with the numbers, if the snapshots could not fit beside the training."""
@@ -74,6 +75,12 @@ class Saver:
             self._snapshot_step = -1
             self._again_step = step
 
+    def ordered(self, step: int) -> bool:
+        """Whether the coordinator wants this step saved, which just ended."""
+        wanted = step in self._ordered
+        self._ordered = {later for later in self._ordered if later > step}
+        return wanted
+
     def take_notices(self, step: int, wait_seconds: float = 0.0) -> None:
         """Read what the agent has sent, and give the slots to a keeper that has come back."""
         self._snapshots.reconnect_if_lost()
@@ -86,10 +93,18 @@ class Saver:
                 return
             wait_seconds = 0.0
             notice = message[0]
-            if notice["kind"] == "save_outcome":
+            if notice["kind"] == "save_at":
+                self._take_order(notice["step"], step)
+            elif notice["kind"] == "save_outcome":
                 self._outcomes[notice["step"]] = (notice["committed"], notice["reason"])
                 for known in [known for known in self._outcomes if known < step]:
                     del self._outcomes[known]
+
+    def _take_order(self, ordered: int, step: int) -> None:
+        if ordered >= step:
+            self._ordered.add(ordered)
+        else:
+            self._agent.send("save_refused", step=ordered, newest_step=step)
 
     def _snapshot(self, capture: Capture, step: int, deadline: float | None) -> None:
         """Take a snapshot if a slot is free; with a deadline, wait for one, and for a keeper that is restarted."""

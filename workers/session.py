@@ -300,7 +300,8 @@ class Session:
         self._saver.take_notices(self.step)
         every = self._orders.save_every_steps
         # Not lost when the loop takes several steps with one batch: it is saved before the next batch all the same.
-        self._save_due = self._save_due or (every is not None and self.step % every == 0)
+        due = every is not None and self.step % every == 0
+        self._save_due = self._saver.ordered(self.step) or self._save_due or due
         if self._loader is None:
             self._save_if_due()
         failpoint.hit("step.begin", **{**context, "step": self.step + 1})

@@ -135,6 +135,8 @@ def _noop(_number: int, _frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
+    # Those who end a whole job send SIGTERM to all its processes; this one ends with its agent.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     processes.die_with_parent(int(sys.argv[3]))
     with contextlib.suppress(BrokenPipeError):  # the agent is gone
         serve(Channel(socket.socket(fileno=int(sys.argv[1]))))

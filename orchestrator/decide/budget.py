@@ -18,6 +18,9 @@ from dataclasses import dataclass
 LOOP_CAUSES = frozenset({"exception", "exit"})
 """Causes that lie in the training loop: it raised, or ended its process. All others may lie in the machines."""
 
+FREE_CAUSES = frozenset({"drain", "controller"})
+"""Causes that cost nothing here: it was announced and nothing failed, or decide/rounds.py has a budget for it."""
+
 _LOOP_BARREN_MAX = 2
 _SAME_STEP_MAX = 3
 _STUCK_MAX = 10
@@ -70,6 +73,8 @@ class FailureBudget:
 
     def failure(self, cause: str, step: int) -> Retry | Stop:
         """The generation failed after `step` finished steps, the restored ones included."""
+        if cause in FREE_CAUSES:
+            return Retry(delay_seconds=0.0)
         self._counts[cause] += 1
         self._barren_in_a_row = self._barren_in_a_row + 1 if step <= self._restored_step else 0
         self._stuck_in_a_row = self._stuck_in_a_row + 1 if step <= self._furthest_step else 0

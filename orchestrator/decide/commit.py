@@ -154,12 +154,12 @@ class CommitMachine:
             self._failed(save, f"rank {rank}: {error}", transient, at)
         return self._decide(at)
 
-    def keeper_lost(self, ranks: Iterable[int], *, at: float) -> list[Decision]:
-        """The keeper that held these ranks' snapshots is gone; what it wrote is not."""
+    def keeper_lost(self, ranks: Iterable[int], *, at: float, generation: int | None = None) -> list[Decision]:
+        """The keeper that held these ranks' snapshots (of one generation, or of all) is gone; what it wrote is not."""
         lost = frozenset(ranks)
         for save in self._open():
             gone = lost & save.snapshotted
-            if not gone:
+            if not gone or generation not in (None, save.generation):
                 continue
             save.snapshotted -= gone
             if save.phase is Phase.WRITING and (save.retry_at is not None or gone & set(save.unwritten)):

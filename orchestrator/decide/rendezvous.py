@@ -9,7 +9,7 @@ generation goes on).
 """
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -97,8 +97,9 @@ Decision = CreateGeneration | StartRanks | EndRanks | Judge | AllFinished
 
 @dataclass(slots=True)
 class Member:
-    """What is known of one agent. `generation`: of its running rank; None when none runs. `heard_at`: Unix time of its
-    last word."""
+    """What is known of one agent. `generation`: of its running rank; None when none runs. `leaving`: it was told to
+    end, or is gone, and no generation starts before its whole group is replaced. `heard_at`: Unix time of its last
+    word."""
 
     joined: AgentJoined
     ready: bool
@@ -107,6 +108,7 @@ class Member:
     process: ProcessId | None = None
     finished: RankFinished | None = None
     done: bool = False
+    leaving: bool = False
     step: int = -1
     heard_at: float = 0.0
 
@@ -210,6 +212,25 @@ class Rendezvous:
         self._causes.append(cause)
         return self._end_generation()
 
+    def agents_lost(self, ranks: Iterable[int], *, kind: str = "agent_lost") -> list[Decision]:
+        """The agents of these ranks are gone: what ran there has failed, and the group has to be replaced."""
+        ran = []
+        for rank in ranks:
+            self.members[rank].leaving = True
+            if self.members[rank].generation is not None:
+                ran.append(rank)
+        if self.phase not in (Phase.RUNNING, Phase.ENDING) or not ran:
+            return []
+        self._causes += self._lost(ran, kind)
+        for rank in ran:
+            self.members[rank].generation, self.members[rank].process = None, None
+        return self._end_generation()
+
+    def leave(self, agents: frozenset[str]) -> None:
+        """These agents were told to end: the next generation is for the group that Ray starts then."""
+        for member in self.members.values():
+            member.leaving = member.leaving or member.joined.agent in agents
+
     def created(self, generation: int) -> list[Decision]:
         """The generation's file is in place: start its ranks, if all agents are still there."""
         self.generation = generation
@@ -254,7 +275,7 @@ class Rendezvous:
             return False
         world_size = next(iter(self.members.values())).joined.world_size
         return len(self.members) == world_size and all(
-            member.ready and member.generation is None for member in self.members.values()
+            member.ready and member.generation is None and not member.leaving for member in self.members.values()
         )
 
     def _create_if_complete(self) -> list[Decision]:
@@ -263,10 +284,13 @@ class Rendezvous:
             return [CreateGeneration(reason=self.reason)]
         return []
 
-    def _agents_lost(self, ranks: list[int]) -> list[Cause]:
-        # They did not even answer the order to kill their ranks: gone before their peers could fail of that.
+    def _lost(self, ranks: list[int], kind: str = "agent_lost") -> list[Cause]:
+        """Causes for agents that are gone. They did not even answer the order to kill their ranks: gone before their
+        peers could fail of that."""
         by_agent = {self.members[rank].joined.agent: rank for rank in ranks}
         heard = {agent: self.members[rank].heard_at for agent, rank in by_agent.items()}
+        if kind != "agent_lost":
+            return [Cause(rank=rank, kind=kind, exit_code=None, at=heard[agent]) for agent, rank in by_agent.items()]
         return [
             Cause(rank=by_agent[one.agent], kind=one.kind, exit_code=None, at=one.at, detail=one.detail)
             for one in self.losses.explain(heard)
@@ -274,7 +298,7 @@ class Rendezvous:
 
     def _new_group(self, group: str) -> list[Decision]:
         running = sorted(rank for rank, member in self.members.items() if member.generation is not None)
-        lost = self._agents_lost(running)
+        lost = self._lost(running)
         self.losses = Losses()
         self.group, self.members = group, {}
         if self.phase is Phase.CREATING:

@@ -22,6 +22,14 @@ def test_the_first_retry_is_immediate() -> None:
     assert fail(budget(), "exception", restored=0, step=0) == Retry(delay_seconds=0.0)
 
 
+@pytest.mark.parametrize("cause", ["drain", "controller"])
+def test_what_was_announced_or_is_counted_elsewhere_costs_nothing(cause: str) -> None:
+    subject = budget(1)
+    for _ in range(20):
+        assert fail(subject, cause, restored=0, step=0) == Retry(delay_seconds=0.0)
+    assert fail(subject, "signal", restored=0, step=0) == Retry(delay_seconds=0.0)
+
+
 def test_a_loop_that_fails_before_any_step_is_stopped_at_the_second_failure_however_large_the_budget() -> None:
     subject = budget(100)
     assert isinstance(fail(subject, "exception", restored=0, step=0), Retry)

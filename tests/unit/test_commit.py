@@ -262,6 +262,21 @@ def test_a_lost_keeper_ends_the_attempt_and_another_follows_when_its_ranks_hand_
     assert persist(20, attempt=2) in run.snapshot(20, ranks=(0,))
 
 
+def test_a_keeper_that_held_another_generations_snapshots_is_not_missed() -> None:
+    run = Driven()
+    run.snapshot(20)
+    assert run.machine.keeper_lost([0], at=0.0, generation=2) == []
+    assert isinstance(run.machine.keeper_lost([0], at=0.0, generation=1)[0], Abandon)
+
+
+def test_a_save_that_a_lost_keeper_was_to_write_holds_up_no_later_one() -> None:
+    run = Driven()
+    run.snapshot(20)
+    run.machine.generation_started([generation(1), generation(2, 1, 0)], at=0.0)
+    run.machine.keeper_lost([0], at=0.0, generation=1)
+    assert persist(30, gen=2) in run.snapshot(30, gen=2)
+
+
 def test_a_shard_that_failed_after_another_keeper_was_lost_waits_for_that_keepers_memory() -> None:
     run = Driven()
     run.snapshot(20)

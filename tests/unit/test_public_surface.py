@@ -39,6 +39,7 @@ def test_the_recovery_settings_have_these_names_and_defaults() -> None:
         "collective_timeout_seconds": 600.0,
         "hang_seconds_min": 2.0,
         "start_seconds_max": 600.0,
+        "sigterm_seconds": 25.0,
         "takeover_seconds": 30.0,
         "on_bad_loss": "stop",
         "loss_spike_factor": None,

@@ -70,6 +70,38 @@ def test_ranks_start_only_when_every_agent_has_a_fresh_rank_waiting() -> None:
     assert start == [StartRanks(generation=4, agents=("d/g1-0", "d/g1-1"), store_host="127.0.0.1", store_port=5000)]
 
 
+def test_a_lost_agent_is_the_first_cause_and_not_the_errors_of_its_peers() -> None:
+    rendezvous = running()
+    rendezvous.progressed("d/g1-0", 1, 5, at=10.0)
+    rendezvous.progressed("d/g1-1", 1, 5, at=10.1)
+    broken = RankError(type="RuntimeError", message="connection reset", traceback="", at=10.3, exit_code=1)
+    rendezvous.exited(exited(0, 1, at=10.4, code=1, error=broken))
+    (verdict,) = rendezvous.agents_lost([1])
+    assert isinstance(verdict, Judge)
+    assert (verdict.failure.first.rank, verdict.failure.first.kind) == (1, "agent_lost")
+    assert [echo.kind for echo in verdict.failure.echoes] == ["exception"]
+
+
+def test_a_generation_waits_for_a_new_group_when_an_agent_is_to_leave() -> None:
+    rendezvous = running()
+    rendezvous.fail(Cause(rank=1, kind="drain", exit_code=None, at=3.0))
+    for rank in (0, 1):
+        rendezvous.exited(exited(rank, 1, at=3.1, ordered=True))
+    rendezvous.leave(frozenset({"d/g1-1"}))
+    rendezvous.proceed("failure")
+    for rank in (0, 1):
+        assert rendezvous.ready(f"d/g1-{rank}", store_port=1) == []
+    rendezvous.joined(joined(0, group="g2"), now=5.0)
+    assert rendezvous.joined(joined(1, group="g2"), now=5.0) == [CreateGeneration(reason="failure")]
+
+
+def test_when_all_agents_are_lost_at_once_the_generation_is_over_at_once() -> None:
+    rendezvous = running()
+    (verdict,) = rendezvous.agents_lost([0, 1], kind="controller")
+    assert isinstance(verdict, Judge)
+    assert verdict.failure.first.kind == "controller"
+
+
 def test_a_cause_from_outside_ends_a_running_generation_and_nothing_else() -> None:
     stuck = Cause(rank=1, kind="hang", exit_code=None, at=3.0, detail={"stacks": "s.txt"})
     assert Rendezvous().fail(stuck) == []
@@ -299,6 +331,7 @@ class ArbitraryOrders(RuleBasedStateMachine):
         self.rendezvous = Rendezvous()
         self.groups = 0
         self.group = ""
+        self.left: set[str] = set()
         self.running: dict[str, int] = {}  # the truth: agent -> generation of its living rank
         self.created = 0
         self.pending: list[str] = []
@@ -314,6 +347,7 @@ class ArbitraryOrders(RuleBasedStateMachine):
                     alive = [a for a in decision.agents if a in self.running]
                     assert not alive, f"{alive} already run a rank"
                     assert len(set(decision.agents)) == self.world
+                    assert self.left.isdisjoint(decision.agents), "an agent that was to leave got a rank"
                     for agent in decision.agents:
                         self.running[agent] = decision.generation
                 case Judge():
@@ -354,6 +388,21 @@ class ArbitraryOrders(RuleBasedStateMachine):
         generation = self.running.pop(agent, None)
         if generation is not None:
             self.carry_out(self.rendezvous.exited(exited(rank, generation, at=self.tick(), group=self.group)))
+
+    @rule(rank=st.integers(0, 2))
+    def leave(self, rank: int) -> None:
+        agent = f"d/{self.group}-{rank}"
+        if agent in self.members():
+            self.left.add(agent)
+            self.rendezvous.leave(frozenset({agent}))
+
+    @rule(rank=st.integers(0, 2))
+    def lose_node(self, rank: int) -> None:
+        agent = f"d/{self.group}-{rank}"
+        if agent in self.members():
+            self.left.add(agent)
+            self.running.pop(agent, None)
+            self.carry_out(self.rendezvous.agents_lost([rank]))
 
     @rule()
     def answer(self) -> None:

@@ -1,10 +1,10 @@
 """Every agent gets the same numbered sequence of reports."""
 
 from orchestrator.reports import WAITING_MAX, ReportSequence
-from workers.messages import AgentJoined, Command, Report, Reported
+from workers.messages import AgentJoined, AskDraining, Command, Report, Reported
 
 
-def agent(rank: int, *, queued: int = 0, done: int = 0) -> AgentJoined:
+def agent(rank: int, *, queued: int = 0, done: int = 0, asked_last: int = 0) -> AgentJoined:
     return AgentJoined(
         agent=f"d/{rank}",
         group="g",
@@ -18,6 +18,7 @@ def agent(rank: int, *, queued: int = 0, done: int = 0) -> AgentJoined:
         store_port=0,
         reports_queued=queued,
         reports_done=done,
+        asked_last=asked_last,
     )
 
 
@@ -93,3 +94,33 @@ def test_an_agent_that_missed_a_report_makes_an_empty_one_in_its_place() -> None
     for rank in (0, 1):
         reports.done(Reported(agent=f"d/{rank}", number=4))
     assert posted["d/0"][1:] == posted["d/1"] == [Report(number=5, metrics={"committed_step": 5}, checkpoint="/e")]
+
+
+def test_ray_is_asked_for_draining_nodes_while_nothing_else_is_under_way() -> None:
+    reports, posted = sequence()
+    reports.ask_draining()
+    reports.ask_draining()
+    reports.commit(5, "/e")
+    assert posted["d/0"] == posted["d/1"] == [AskDraining(number=1)]
+    for rank in (0, 1):
+        reports.done(Reported(agent=f"d/{rank}", number=1))
+    assert posted["d/0"][1:] == [Report(number=2, metrics={"committed_step": 5}, checkpoint="/e")]
+    reports.ask_draining()
+    assert len(posted["d/0"]) == 2
+
+
+def test_an_agent_that_missed_a_question_asks_it_too() -> None:
+    """Ray has one barrier for all calls: an agent that made another one there would hang the run."""
+    for order in ((0, 1), (1, 0)):
+        agents = (agent(0, queued=3, done=3), agent(1, queued=4, done=3, asked_last=4))
+        posted: Posted = {"d/0": [], "d/1": []}
+        reports = ReportSequence(lambda name, command, to=posted: to[name].append(command))
+        for index in order:
+            reports.joined(agents[index], new_group=index == order[0])
+        assert posted == {"d/0": [AskDraining(number=4)], "d/1": []}
+
+
+def test_nobody_is_asked_before_an_agent_is_there() -> None:
+    reports = ReportSequence(lambda name, command: None)
+    reports.ask_draining()
+    assert reports.last == 0

@@ -154,3 +154,40 @@ def test_the_next_generation_gets_the_slots_back_with_what_is_in_them(rig: Rig) 
     loop.next_batch()
     assert rig.keeper.messages("slots") == []
     assert {slot.state for slot in rig.keeper.slots} == {SlotState.COMPLETE}
+
+
+# ---------------------------------------------------------------- a step that the coordinator chose
+
+
+def test_a_step_that_is_ordered_ahead_is_saved_when_it_ends(rig: Rig) -> None:
+    loop = Loop(rig.session(save_every_steps=None)).track().restore()
+    rig.agent.channel.send("save_at", step=3)
+    loop.train(5)
+    assert rig.keeper.snapshot_steps() == [3]
+    assert rig.agent.messages("save_refused") == []
+
+
+def test_the_step_that_just_ended_can_still_be_ordered(rig: Rig) -> None:
+    loop = Loop(rig.session(save_every_steps=None)).track().restore()
+    loop.train(1)
+    rig.agent.channel.send("save_at", step=2)
+    loop.train(1)
+    loop.next_batch()
+    assert rig.keeper.snapshot_steps() == [2]
+
+
+def test_an_order_that_comes_too_late_is_refused(rig: Rig) -> None:
+    loop = Loop(rig.session(save_every_steps=None)).track().restore()
+    loop.train(2)
+    rig.agent.channel.send("save_at", step=2)
+    loop.train(2)
+    assert rig.keeper.snapshot_steps() == []
+    (refused,) = rig.agent.messages("save_refused")
+    assert (refused["step"], refused["newest_step"]) == (2, 3)
+
+
+def test_an_ordered_step_that_is_due_anyway_is_saved_once(rig: Rig) -> None:
+    loop = Loop(rig.session(save_every_steps=2)).track().restore()
+    rig.agent.channel.send("save_at", step=2)
+    loop.train(3)
+    assert rig.keeper.snapshot_steps() == [2]
