@@ -75,6 +75,8 @@ def test_an_agent_dies_and_ray_replaces_its_group(tmp_path: Path, reference: Pat
     kill(status["ranks"][1]["agent_pid"])
     result = run.result()
     assert len({entry["agent"] for entry in entries(result.run_dir, "agent")}) == 4
+    (failure,) = entries(result.run_dir, "failure")
+    assert (failure["rank"], failure["cause"]) == (1, "agent_lost"), "its peer's error is an echo"
     harness.assert_equal_runs(result.run_dir, reference)
 
 

@@ -13,10 +13,13 @@ def test_a_part_of_the_supervisor_and_a_rank_die_together_at_a_random_moment(
     tmp_path: Path, reference: Path, victim: str, seed: int
 ) -> None:
     attacks = random_deaths.plan(seed, (victim,), with_rank=True)
+    print(f"seed {seed}: {attacks}")
     random_deaths.run_trial(attacks, tmp_path, victim, reference)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 112))
 def test_any_part_of_the_supervisor_dies_at_any_moment(tmp_path: Path, reference: Path, seed: int) -> None:
-    random_deaths.run_trial(random_deaths.plan(seed), tmp_path, "random", reference)
+    attacks = random_deaths.plan(seed)
+    print(f"seed {seed}: {attacks}")
+    random_deaths.run_trial(attacks, tmp_path, "random", reference)
