@@ -93,6 +93,7 @@ def _fit(
 ) -> tuple[ray.train.Result | None, Exception | None]:
     """One round. `giving_up`: whether it ends if Ray cannot place the ranks."""
     driver.forget_ray_index(agent.settings.run_dir)
+    callbacks: list[Any] = [*(given.callbacks or []), LossReporter(agent.coordinator)]
     run_config = RunConfig(
         **{
             item.name: getattr(given, item.name)
@@ -101,7 +102,7 @@ def _fit(
             and getattr(given, item.name, None) is not None
         },
         storage_path=str(agent.settings.run_dir.parent),  # absolute: Ray takes a relative one for a URI
-        callbacks=[*(given.callbacks or []), LossReporter(agent.coordinator)],
+        callbacks=callbacks,
         # For lost workers and nodes alone: what must end the run is returned by the agents, never raised.
         failure_config=FailureConfig(max_failures=-1, controller_failure_limit=0 if giving_up else -1),
     )

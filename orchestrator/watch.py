@@ -21,8 +21,8 @@ _DUMPS_KEPT = 10
 
 
 class Watch:
-    """`post_to_agents(command)` and `post_to_node(node, command)`, to its keeper, send commands. Without a `floor_seconds`
-    nothing is taken to hang."""
+    """`post_to_agents(command)` and `post_to_node(node, command)`, to its keeper, send commands. Without a
+    `floor_seconds` nothing is taken to hang."""
 
     def __init__(
         self,
