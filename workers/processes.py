@@ -171,11 +171,17 @@ def _processes_with_open_file(path: Path) -> list[int]:
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
         try:
-            for fd in os.listdir(f"/proc/{entry}/fd"):
-                status = os.stat(f"/proc/{entry}/fd/{fd}")
-                if (status.st_dev, status.st_ino) == (wanted.st_dev, wanted.st_ino):
-                    pids.append(int(entry))
-                    break
+            fds = os.listdir(f"/proc/{entry}/fd")
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
+        if any(_is_file(f"/proc/{entry}/fd/{fd}", wanted) for fd in fds):
+            pids.append(int(entry))
     return pids
+
+
+def _is_file(path: str, wanted: os.stat_result) -> bool:
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return False  # closed since it was listed, which says nothing about the process's other files
+    return (status.st_dev, status.st_ino) == (wanted.st_dev, wanted.st_ino)

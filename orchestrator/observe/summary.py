@@ -69,6 +69,8 @@ class Summary:
                 pass  # too late: the run had gone on without it
             case "commit":
                 self.commits += 1
+                if self.state == "stopped":  # it was another driver that stopped, which this one's processes kept out
+                    self.state, self.stop_reason = "training", None
                 self.committed_step, self.checkpoint = entry["step"], entry["checkpoint"]
                 self.committed_at = entry["at"]
                 self.durable_seconds.append(entry["durable_seconds"])

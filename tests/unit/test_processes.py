@@ -122,6 +122,20 @@ def test_a_lock_is_held_as_long_as_any_process_that_inherited_it_lives(run: str)
     assert not lock.path.exists()
 
 
+def test_a_process_that_opens_and_closes_other_files_all_the_time_is_still_named(run: str) -> None:
+    lock = RunLock(run, "d")
+    busy = "import os\nprint('ready', flush=True)\nwhile True: os.close(os.open('/dev/null', os.O_RDONLY))"
+    heir = subprocess.Popen([sys.executable, "-c", busy], pass_fds=[lock.fd], stdout=subprocess.PIPE, text=True)
+    lock.close()
+    try:
+        assert heir.stdout is not None
+        assert heir.stdout.readline() == "ready\n"
+        assert {tuple(processes.lock_holders(lock.path)) for _ in range(100)} == {(heir.pid,)}
+    finally:
+        heir.kill()
+        heir.communicate()
+
+
 def test_a_new_driver_kills_the_recorded_groups_of_the_old_one(
     run: str, group: tuple["subprocess.Popen[str]", int]
 ) -> None:

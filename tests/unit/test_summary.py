@@ -85,6 +85,12 @@ def test_a_commit_of_a_driver_that_was_overtaken_protects_nothing() -> None:
     assert summarize(entries).committed_step == 40
 
 
+def test_a_driver_that_was_refused_has_not_stopped_the_run() -> None:
+    refused = {"kind": "stopped", "at": 2.0, "driver": "d", "reason": "pids 1, 2", "error_type": "EnvironmentProblem"}
+    summary = summarize([generation(1, 0), first_step(1, 0, 1, 1.0), refused, commit(20, 3.0)])
+    assert (summary.state, summary.stop_reason) == ("training", None)
+
+
 def run_command(*arguments: str) -> "subprocess.CompletedProcess[str]":
     code = "from orchestrator.cli.app import main; main()"
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)

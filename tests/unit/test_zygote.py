@@ -16,6 +16,7 @@ from fakes import DEADLINE_SECONDS, make_orders
 
 from workers import processes
 from workers.forks import ForkedRank, ZygoteClient
+from workers.post_mortem import PostMortem
 
 # Importing torch takes seconds, more on a machine that does other things as well.
 PRELOAD_SECONDS = 120.0
@@ -111,6 +112,11 @@ def said_by(rank: ForkedRank, kind: str) -> dict[str, Any]:
     raise AssertionError(kind)
 
 
+def pid_of(rank: ForkedRank) -> int:
+    assert rank.process is not None
+    return rank.process.pid
+
+
 def wait_until_gone(pid: int) -> None:
     try:
         fd = os.pidfd_open(pid)
@@ -179,6 +185,48 @@ def test_a_kill_takes_the_children_of_a_rank_along(zygote: Zygote, tmp_path: Pat
     rank.kill()
     assert zygote.wait_for_exit(rank) == -signal.SIGKILL
     wait_until_gone(child)
+
+
+def test_a_rank_that_was_dead_before_the_order_to_kill_it_died_by_itself(zygote: Zygote) -> None:
+    rank = zygote.fork()
+    said_by(rank, "ready")
+    os.kill(pid_of(rank), signal.SIGKILL)
+    assert select.select([rank.pidfd], [], [], DEADLINE_SECONDS)[0]
+    rank.kill_on_order()
+    assert not rank.kill_ordered
+    assert zygote.wait_for_exit(rank) == -signal.SIGKILL
+
+
+def test_a_rank_that_was_killed_on_order_twice_was_killed_on_order(zygote: Zygote) -> None:
+    rank = zygote.fork()
+    said_by(rank, "ready")
+    rank.kill_on_order()
+    assert select.select([rank.pidfd], [], [], DEADLINE_SECONDS)[0]
+    rank.kill_on_order()
+    assert rank.kill_ordered
+    assert zygote.wait_for_exit(rank) == -signal.SIGKILL
+
+
+def test_a_native_crash_is_told_with_its_stack_and_with_the_memory_that_the_rank_used(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    rank = zygote.fork()
+    said_by(rank, "ready")
+    rank.generation = 4
+    post_mortem = PostMortem(agent="a", rank=1, run_dir=tmp_path)
+    post_mortem.follow(rank)
+    seen = post_mortem.look(rank)
+    assert seen is not None
+    assert (seen.agent, seen.generation) == ("a", 4)
+    os.kill(pid_of(rank), signal.SIGSEGV)
+    assert select.select([rank.pidfd], [], [], DEADLINE_SECONDS)[0]
+    told = post_mortem.exited(rank, pid=pid_of(rank), code=-signal.SIGSEGV, at=5.0)
+    assert zygote.wait_for_exit(rank) == -signal.SIGSEGV
+    assert (told.generation, told.ordered, told.out_of_memory) == (4, False, False)
+    assert told.detail["signal"] == "SIGSEGV"
+    assert "rank.py" in told.detail["stack"]
+    assert (tmp_path / told.detail["stacks_file"]).name == "g0004-rank-00001-crash.txt"
+    assert told.detail["memory"] == seen.memory.to_json()
 
 
 def test_a_rank_that_gets_no_orders_ends_by_itself(zygote: Zygote) -> None:
