@@ -1,8 +1,10 @@
 """How a run is to be protected."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from orchestrator.decide.budget import limits_problem
 from workers.errors import CallerError
 from workers.failpoint import Arm
 
@@ -14,8 +16,8 @@ class RecoveryConfig:
     save_every_steps: a save after every so many steps; None saves the last step only.
     save_at_end: whether the last step is saved when the loop returns.
     keep_last: committed checkpoints that are never deleted, counted from the newest.
-    max_failures: how many failures the run survives in all; None leaves it to the rule that a run which makes no
-    progress stops.
+    max_failures: failures of one cause that the run survives between two checkpoints: a number for every cause, or a
+    mapping, e.g. {"signal": 20, "hang": 2}; for other causes, or with None, a run that makes no progress is stopped.
     snapshot_slots: snapshots that each rank may hold in memory at once; each takes as much memory as its shard.
     memory_fraction_max: the part of a node's memory that may be in use with all snapshots in place; 0 to 1.
     save_timeout_seconds: how long a save that the loop waits for may take.
@@ -30,7 +32,7 @@ class RecoveryConfig:
     save_every_steps: int | None = 100
     save_at_end: bool = True
     keep_last: int = 3
-    max_failures: int | None = None
+    max_failures: int | Mapping[str, int] | None = None
     snapshot_slots: int = 2
     memory_fraction_max: float = 0.9
     save_timeout_seconds: float = 600.0
@@ -45,8 +47,8 @@ class RecoveryConfig:
         if self.save_every_steps is not None:
             self._require_whole("save_every_steps", 1, "a number of steps, at least 1, or None")
         self._require_whole("keep_last", 1, "a whole number, at least 1")
-        if self.max_failures is not None:
-            self._require_whole("max_failures", 0, "a whole number, at least 0, or None for no limit")
+        limits = limits_problem(self.max_failures)
+        self._require("max_failures", not limits, limits)
         self._require_whole(
             "snapshot_slots", 2, "a whole number, at least 2: one snapshot is written while the other is kept"
         )

@@ -16,6 +16,7 @@ from orchestrator import lifecycle, recovery
 from orchestrator.archive import RunArchive
 from orchestrator.decide import rendezvous as rv
 from orchestrator.decide.budget import FailureBudget
+from orchestrator.decide.probation import Probation
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.mailbox import Mailboxes
 from orchestrator.observe.ledger import Ledger
@@ -68,6 +69,7 @@ class Coordinator:
         self._ledger.append("coordinator", driver=config.driver, resumed=self._resuming)
         failpoint.arm(config.recovery.failpoints, config.run_dir / "faults")
         self._budget = FailureBudget(config.recovery.max_failures, rng=random.Random())
+        self._probation = Probation()
         self._rendezvous = rv.Rendezvous(generation=current.number if current else 0, resuming=self._resuming)
         self._saves = Saves(
             run=config.run,
@@ -97,8 +99,9 @@ class Coordinator:
             keepers=self._keepers,
             reports=self._reports,
             budget=self._budget,
+            probation=self._probation,
             rendezvous=self._rendezvous,
-            outcome=recovery.replay(self._ledger.path, config.driver, self._budget),
+            outcome=recovery.replay(self._ledger.path, config.driver, self._budget, self._probation),
             put=self._put,
             checkpoint=newest.name if newest else None,
         )
@@ -228,6 +231,8 @@ class Coordinator:
             case lifecycle.Proceed():
                 if rendezvous.phase is rv.Phase.JUDGING:
                     await self._life.carry_out(rendezvous.proceed(event.reason))
+            case lifecycle.GiveUp():
+                await self._life.give_up(event)
             case lifecycle.CreateAgain():
                 await self._life.create_generation()
 
@@ -278,6 +283,7 @@ class Coordinator:
     def _committed(self, step: int, generation: int, checkpoint: str) -> None:
         self._life.checkpoint, self._committed_step = checkpoint, step
         self._budget.committed(step)
+        self._probation.committed(checkpoint, step)
         self._reports.commit(step, str(self._config.run_dir / "checkpoints" / checkpoint))
 
     # ------------------------------------------------------------ who is where

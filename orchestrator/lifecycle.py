@@ -15,7 +15,8 @@ from typing import Any
 from orchestrator import recovery
 from orchestrator.archive import RunArchive
 from orchestrator.decide import rendezvous as rv
-from orchestrator.decide.budget import FailureBudget, Stop
+from orchestrator.decide.budget import FailureBudget, Retry, Stop
+from orchestrator.decide.probation import Probation
 from orchestrator.mailbox import Mailboxes
 from orchestrator.observe.ledger import Ledger
 from orchestrator.outcome import CoordinatorConfig, Outcome
@@ -47,6 +48,16 @@ class Proceed:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The run ends because of this failure, whose `entry` the ledger has."""
+
+    failure: rv.Failure
+    entry: dict[str, Any]
+    reason: str
+    error_type: str = "TrainingFailed"
+
+
+@dataclass(frozen=True, slots=True)
 class CreateAgain:
     """The storage refused the generation's file a while ago."""
 
@@ -63,6 +74,7 @@ class Lifecycle:
     keepers: KeeperRoster
     reports: ReportSequence
     budget: FailureBudget
+    probation: Probation
     rendezvous: rv.Rendezvous
     outcome: Outcome
     put: Callable[[Any], None]
@@ -101,6 +113,7 @@ class Lifecycle:
                 driver=self.config.driver,
                 reason=self.rendezvous.reason,
                 world_size=len(self.rendezvous.members),
+                suspects=dict(self.probation.suspects),
                 on_quarantine=self._note_quarantine,
             )
         except OSError as error:
@@ -115,6 +128,7 @@ class Lifecycle:
         self.checkpoint = self.saves.restoring = record.parent
         self.saves.generation_started(created.generations, record.world_size)
         self.budget.generation_started(record.restored_step)
+        self.probation.generation_started(record.parent)
         self._restore_order = (
             RestoreOrder(checkpoint=record.parent, step=record.restored_step) if record.parent else None
         )
@@ -184,33 +198,50 @@ class Lifecycle:
 
     async def _judge(self, failure: rv.Failure) -> None:
         """Write down why the generation ended, and go on or stop."""
-        self.ledger.append(
-            "failure",
+        entry = {
             **recovery.describe(failure),
-            noticed_at=self._noticed_at,
-            restore_failed=self.restore_failed,
-        )
+            "noticed_at": self._noticed_at,
+            "restore_failed": self.restore_failed,
+        }
+        self.ledger.append("failure", **entry)
         self.saves.generation_ended(failure.generation)
-        if self.restore_failed is not None and self.saves.restoring is not None:
-            await asyncio.to_thread(self.archive.quarantine, self.saves.restoring, self.restore_failed)
-            self._note_quarantine(self.saves.restoring, self.restore_failed)
-            self.put(Proceed("restore_failed"))
-            return
+        verdict, suspect = recovery.judge(entry, self.budget, self.probation)
+        restored = self.saves.restoring
+        if self.restore_failed is not None and restored is not None:
+            await asyncio.to_thread(self.archive.quarantine, restored, self.restore_failed)
+            self._note_quarantine(restored, self.restore_failed)
+            if isinstance(verdict, Retry):
+                self.put(Proceed("restore_failed"))
+                return
         error = failure.first.error
-        if error is not None and error.exit_code != LastgoodError.exit_code:
-            self.stop(recovery.stop_message(failure, "repeating it cannot help"), error.type)
+        if self.restore_failed is None and error is not None and error.exit_code != LastgoodError.exit_code:
+            self._wait_in_background(self._settle(0.0, GiveUp(failure, entry, "repeating it cannot help", error.type)))
             return
-        verdict = self.budget.failure(failure.first.kind, max(failure.step, 0))
         if isinstance(verdict, Stop):
-            self.stop(recovery.stop_message(failure, verdict.reason), "TrainingFailed")
+            self._wait_in_background(self._settle(0.0, GiveUp(failure, entry, verdict.reason)))
             return
-        self._wait_in_background(self._settle(verdict.delay_seconds))
+        if suspect is not None:
+            self.ledger.append("probation", checkpoint=suspect, reason=self.probation.suspects[suspect])
+        self._wait_in_background(self._settle(verdict.delay_seconds, Proceed("failure")))
 
-    async def _settle(self, delay_seconds: float) -> None:
-        """Before the next generation: the budget's pause, and saves under way, whose steps need not be trained
-        again."""
+    async def give_up(self, event: GiveUp) -> None:
+        """Stop with a report."""
+        report = recovery.stop_report(
+            event.failure,
+            event.reason,
+            entry=event.entry,
+            run_dir=self.config.run_dir,
+            checkpoint=self.checkpoint,
+            suspects=self.probation.suspects,
+        )
+        entries = recovery.entries_of(self.config.driver, self.ledger.path)
+        path = await asyncio.to_thread(report.write, entries, self.config.driver)
+        self.stop(report.error(path), event.error_type, report=path)
+
+    async def _settle(self, delay_seconds: float, then: Proceed | GiveUp) -> None:
+        """Wait for the budget's pause, and for saves under way: their steps need not be trained again."""
         await asyncio.gather(asyncio.sleep(delay_seconds), self.saves.settle(_SETTLE_SECONDS))
-        self.put(Proceed("failure"))
+        self.put(then)
 
     def _wait_in_background(self, waiting: Coroutine[Any, Any, None]) -> None:
         # Beside the queue of events, which bring what is waited for.
@@ -234,11 +265,11 @@ class Lifecycle:
             )
         )
 
-    def stop(self, error: str, error_type: str) -> None:
-        """End the run with an error; the first one counts."""
+    def stop(self, error: str, error_type: str, report: str | None = None) -> None:
+        """End the run with an error; the first one counts. `report`: path of the file that says more."""
         if self.outcome.ended:
             return
-        self.ledger.append("stopped", reason=error, error_type=error_type)
+        self.ledger.append("stopped", reason=error, error_type=error_type, report=report)
         for decision in self.rendezvous.stop():
             if isinstance(decision, rv.EndRanks):
                 self._end_ranks(decision)

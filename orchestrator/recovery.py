@@ -3,17 +3,19 @@ words."""
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.archive import LineageMoved, RunArchive
 from orchestrator.decide import ladder, lineage
-from orchestrator.decide.budget import FailureBudget
+from orchestrator.decide.budget import FailureBudget, Retry, Stop
 from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord
+from orchestrator.decide.probation import Probation
 from orchestrator.decide.rendezvous import Cause, Failure
 from orchestrator.observe.ledger import read_ledger
+from orchestrator.observe.report import StopReport
 from orchestrator.outcome import Outcome
 
 logger = logging.getLogger("lastgood")
@@ -44,16 +46,18 @@ def create_generation(
     driver: str,
     reason: str,
     world_size: int,
+    suspects: Mapping[str, str],
     on_quarantine: Callable[[str, str], None],
 ) -> Created:
     """Choose the rung to restore and create the next generation's file.
 
-    `committed`: names that the ledger knows as committed and not deleted. `on_quarantine(name, reason)` is called for
+    `committed`: names that the ledger knows as committed and not deleted. `suspects`: those on probation, with reasons;
+    if one is passed over, that is the generation's reason. `on_quarantine(name, reason)` is called for
     each rung that is found damaged, also if no generation comes of it. Raises NothingVerifies if there is no good rung,
     Fenced if another driver has taken over.
     """
     for _ in range(_TRIES_MAX):
-        selection = archive.select(committed)
+        selection = archive.select(committed, suspects=suspects)
         choice, scan = selection.choice, selection.scan
         for name, why in selection.newly_quarantined.items():
             on_quarantine(name, why)
@@ -67,7 +71,7 @@ def create_generation(
             parent_generation=restore.generation if restore else None,
             restored_step=restore.step if restore else 0,
             source="checkpoint" if restore else "fresh",
-            reason=reason,
+            reason="probation" if restore and suspects.keys() & dict(restore.passed).keys() else reason,
             created_at=time.time(),
             world_size=world_size,
         )
@@ -89,25 +93,41 @@ def newest_committed(archive: RunArchive) -> CheckpointRecord | None:
     return lineage.newest(scan.generations, scan.checkpoints)
 
 
-def replay(ledger: Path, driver: str, budget: FailureBudget) -> Outcome:
-    """Tell the budget what the ledger says happened to this driver before a restart; returns how the run stands."""
+def replay(ledger: Path, driver: str, budget: FailureBudget, probation: Probation) -> Outcome:
+    """Tell both what the ledger says happened to this driver before a restart; returns how the run stands."""
     outcome = Outcome(ended=False)
+    for entry in entries_of(driver, ledger):
+        match entry["kind"]:
+            case "generation":
+                budget.generation_started(entry["restored_step"])
+                probation.generation_started(entry["checkpoint"])
+            case "commit":
+                budget.committed(entry["step"])
+                probation.committed(entry["checkpoint"], entry["step"])
+            case "failure":
+                judge(entry, budget, probation)
+            case "stopped":
+                outcome = Outcome(ended=True, error=entry["reason"], error_type=entry["error_type"])
+    return outcome
+
+
+def entries_of(driver: str, ledger: Path) -> Iterator[dict[str, Any]]:
+    """What the ledger says happened under this driver."""
     mine = False
     for entry in read_ledger(ledger):
         if entry["kind"] == "coordinator":
             mine = entry["driver"] == driver
-        if not mine:
-            continue
-        match entry["kind"]:
-            case "generation":
-                budget.generation_started(entry["restored_step"])
-            case "commit":
-                budget.committed(entry["step"])
-            case "failure" if entry["restore_failed"] is None:
-                budget.failure(entry["cause"], max(entry["step"], 0))
-            case "stopped":
-                outcome = Outcome(ended=True, error=entry["reason"], error_type=entry["error_type"])
-    return outcome
+        if mine:
+            yield entry
+
+
+def judge(failure: Mapping[str, Any], budget: FailureBudget, probation: Probation) -> tuple[Retry | Stop, str | None]:
+    """Tell both of a failure, as the ledger has it; the verdict, and the checkpoint that is on probation for it."""
+    step, exit_code = max(failure["step"], 0), failure["exit_code"]
+    if failure["restore_failed"] is not None:
+        return budget.failure("restore_failed", step), None
+    suspect = probation.failure(failure["cause"], step, exit_code)
+    return budget.failure(failure["cause"], step, exit_code), suspect
 
 
 _WITHOUT_EXIT = {"agent_lost": "the loss of its agent or node", "rank_lost": "the loss of its process"}
@@ -133,14 +153,28 @@ def _echo(cause: Cause) -> dict[str, Any]:
     return {"rank": cause.rank, "cause": cause.kind, "exit_code": cause.exit_code, "at": cause.at}
 
 
-def stop_message(failure: Failure, reason: str) -> str:
-    """The user's own traceback first, then what was first and why the run does not go on."""
+def stop_report(
+    failure: Failure,
+    reason: str,
+    *,
+    entry: Mapping[str, Any],
+    run_dir: Path,
+    checkpoint: str | None,
+    suspects: Mapping[str, str],
+) -> StopReport:
+    """All that is known of why the run does not go on; `entry` is the failure's in the ledger."""
     first = failure.first
-    what = f"rank {first.rank} ended with {_ending(first)} after step {max(failure.step, 0)}"
-    verdict = f"The run was stopped because {reason}; first cause: {what}."
-    if first.error is None:
-        return verdict
-    return f"{first.error.traceback.rstrip()}\n\n{verdict}"
+    return StopReport(
+        run_dir=str(run_dir),
+        reason=reason,
+        failure=entry,
+        ending=_ending(first),
+        traceback=first.error.traceback if first.error else None,
+        pid=failure.exit.pid if failure.exit else 0,
+        log=failure.exit.log if failure.exit else (),
+        checkpoint=checkpoint,
+        suspects=suspects,
+    )
 
 
 def _ending(cause: Cause) -> str:

@@ -48,6 +48,7 @@ from workers.messages import (
 )
 from workers.orders import LoopSettings, RankOrders
 from workers.processes import ProcessId
+from workers.rank_log import RankLog
 from workers.reporter import Reporter
 
 logger = logging.getLogger("lastgood")
@@ -108,6 +109,7 @@ class Agent:
         self._finished: RankFinished | None = None
         self._last_report: int | None = None
         self._lost: str | None = None
+        self._log = RankLog()
         self._lock = processes.RunLock(config.run, config.driver)
         # First thing, since it takes seconds: joining goes on meanwhile.
         self._zygote = self._start_zygote()
@@ -214,6 +216,7 @@ class Agent:
             return
         self._standby, self._current, self._finished = None, rank, None
         rank.generation = command.generation
+        self._log.rank_begins()
         settings = {item.name: getattr(self._config.settings, item.name) for item in fields(LoopSettings)}
         orders = RankOrders(
             **settings,
@@ -285,9 +288,7 @@ class Agent:
             continue  # its last words
         if rank is self._current:
             self._current = None
-            self._tell_exited(
-                rank.generation or 0, pid=pid, code=code, at=at, ordered=rank.kill_ordered, error=rank.error
-            )
+            self._tell_exited(rank.generation or 0, pid=pid, code=code, at=at, rank=rank)
         else:
             self._standby = None
             self._link.tell(StandbyLost(agent=self._id))
@@ -299,12 +300,19 @@ class Agent:
         elif self._standby is None and self._last_report is None:
             self._fork_standby()
 
-    def _tell_exited(
-        self, generation: int, *, pid: int, code: int, at: float, ordered: bool = False, error: RankError | None = None
-    ) -> None:
+    def _tell_exited(self, generation: int, *, pid: int, code: int, at: float, rank: ForkedRank | None = None) -> None:
+        """`rank` is None if it could not even begin."""
         self._link.tell(
             RankExited(
-                agent=self._id, generation=generation, pid=pid, exit_code=code, at=at, ordered=ordered, error=error
+                agent=self._id,
+                generation=generation,
+                pid=pid,
+                exit_code=code,
+                at=at,
+                ordered=rank.kill_ordered if rank else False,
+                error=rank.error if rank else None,
+                step=rank.heartbeat.read().step if rank else -1,
+                log=self._log.last_lines() if rank else (),
             )
         )
 

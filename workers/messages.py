@@ -125,7 +125,8 @@ class RankError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExited:
-    """A rank's process is gone. `ordered`: the coordinator had asked for it."""
+    """A rank's process is gone. `ordered`: the coordinator had asked for it. `step`: the last one that it finished,
+    -1 if that is not known. `log`: the last lines that it printed."""
 
     agent: str
     generation: int
@@ -134,6 +135,8 @@ class RankExited:
     at: float
     ordered: bool
     error: RankError | None = None
+    step: int = -1
+    log: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,13 +48,15 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A generation's end: what came first, and what followed from it. `step`: the last one that any rank finished."""
+    """A generation's end: what came first, and what followed from it. `step`: the last one that any rank finished.
+    `exit`: of the rank to blame, None if its agent has not told it."""
 
     generation: int
     first: Cause
     echoes: tuple[Cause, ...]
     step: int
     progressed: bool
+    exit: RankExited | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,7 @@ class Member:
     finished: RankFinished | None = None
     done: bool = False
     step: int = -1
+    exit: RankExited | None = None
 
 
 @dataclass(slots=True)
@@ -181,7 +184,8 @@ class Rendezvous:
         member = self._member(event.agent)
         if member is None or event.generation != self.generation:
             return []
-        member.generation, member.process = None, None
+        member.generation, member.process, member.exit = None, None, event
+        self._last_step = max(self._last_step, event.step)
         if self.phase not in (Phase.RUNNING, Phase.ENDING):
             return self._create_if_complete()
         if member.finished is not None and event.exit_code == 0:
@@ -209,7 +213,7 @@ class Rendezvous:
         self.phase = Phase.RUNNING
         for member in self.members.values():
             member.generation, member.ready, member.finished, member.done = generation, False, None, False
-            member.step = -1
+            member.step, member.exit = -1, None
         first = self.members[0]
         return [
             StartRanks(
@@ -306,6 +310,7 @@ class Rendezvous:
                     echoes=tuple(causes[1:]),
                     step=self._last_step,
                     progressed=self._first_step is not None,
+                    exit=member.exit if (member := self.members.get(causes[0].rank)) else None,
                 )
             )
         ]

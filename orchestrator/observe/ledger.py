@@ -26,7 +26,18 @@ LEDGER_FILE = "ledger.jsonl"
 FORMAT_VERSION = 1
 
 _DURABLE_KINDS = frozenset(
-    {"generation", "failure", "restored", "commit", "quarantine", "fault", "deleted", "finished", "stopped"}
+    {
+        "generation",
+        "failure",
+        "restored",
+        "commit",
+        "quarantine",
+        "probation",
+        "fault",
+        "deleted",
+        "finished",
+        "stopped",
+    }
 )
 """Kinds that are on disk before `append` returns. The rest may be lost to a power failure, never to a kill."""
 
