@@ -300,6 +300,14 @@ class RunArchive:
                 self._store.remove_tree(f"{TRASH_DIR}/{name}")
         return True
 
+    def free_bytes(self) -> int:
+        """What can still be written, as far as the file system knows."""
+        return self._store.free_bytes()
+
+    def is_orphan(self, name: str) -> bool:
+        """Whether there is something of this save attempt, and no manifest."""
+        return self._store.is_dir(checkpoint_dir(name)) and not self._is_committed(name)
+
     # Reading
 
     def _generation_numbers(self, *, fresh: bool) -> list[int]:

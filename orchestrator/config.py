@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from orchestrator.decide.budget import limits_problem
 from workers.errors import CallerError
@@ -15,12 +16,17 @@ class RecoveryConfig:
 
     save_every_steps: a save after every so many steps; None saves the last step only.
     save_at_end: whether the last step is saved when the loop returns.
-    keep_last: committed checkpoints that are never deleted, counted from the newest.
+    keep_last: committed checkpoints that are kept, counted from the newest.
+    keep_last_min: how many of them are kept also when the disk is full and the next save needs the room.
     max_failures: failures of one cause that the run survives between two checkpoints: a number for every cause, or a
     mapping, e.g. {"signal": 20, "hang": 2}; for other causes, or with None, a run that makes no progress is stopped.
     snapshot_slots: snapshots that each rank may hold in memory at once; each takes as much memory as its shard.
     memory_fraction_max: the part of a node's memory that may be in use with all snapshots in place; 0 to 1.
     save_timeout_seconds: how long a save that the loop waits for may take.
+    save_stalled_seconds: how long writing a save may take until the ledger says that it stalls; it goes on then.
+    unprotected_seconds_max: how old the newest saved state may get while saves fail until the run says so loudly; None
+    for any age.
+    on_unprotected: "warn" goes on training then; "stop" ends the run if one more save does not come through.
     collective_timeout_seconds: after which a collective of the training's process group fails.
     takeover_seconds: how long a new driver waits for the processes of an earlier one to end.
     record_samples: whether the ids of consumed samples are written to the run directory.
@@ -32,10 +38,14 @@ class RecoveryConfig:
     save_every_steps: int | None = 100
     save_at_end: bool = True
     keep_last: int = 3
+    keep_last_min: int = 1
     max_failures: int | Mapping[str, int] | None = None
     snapshot_slots: int = 2
     memory_fraction_max: float = 0.9
     save_timeout_seconds: float = 600.0
+    save_stalled_seconds: float = 60.0
+    unprotected_seconds_max: float | None = None
+    on_unprotected: Literal["warn", "stop"] = "warn"
     collective_timeout_seconds: float = 600.0
     takeover_seconds: float = 30.0
     record_samples: bool = True
@@ -47,6 +57,8 @@ class RecoveryConfig:
         if self.save_every_steps is not None:
             self._require_whole("save_every_steps", 1, "a number of steps, at least 1, or None")
         self._require_whole("keep_last", 1, "a whole number, at least 1")
+        self._require_whole("keep_last_min", 1, "a whole number, at least 1")
+        self._require("keep_last_min", self.keep_last_min <= self.keep_last, f"at most keep_last, {self.keep_last}")
         limits = limits_problem(self.max_failures)
         self._require("max_failures", not limits, limits)
         self._require_whole(
@@ -58,9 +70,16 @@ class RecoveryConfig:
             isinstance(fraction, int | float) and 0 < fraction <= 1,
             "a number above 0 and at most 1",
         )
-        for name in ("save_timeout_seconds", "collective_timeout_seconds", "takeover_seconds"):
+        for name in ("save_timeout_seconds", "save_stalled_seconds", "collective_timeout_seconds", "takeover_seconds"):
             seconds = getattr(self, name)
             self._require(name, isinstance(seconds, int | float) and 0 < seconds < math.inf, "a number above 0")
+        limit = self.unprotected_seconds_max
+        self._require(
+            "unprotected_seconds_max",
+            limit is None or (isinstance(limit, int | float) and not isinstance(limit, bool) and 0 < limit < math.inf),
+            "a number of seconds above 0, or None",
+        )
+        self._require("on_unprotected", self.on_unprotected in ("warn", "stop"), '"warn" or "stop"')
         for name in ("preload", "volatile"):
             value = getattr(self, name)
             self._require(

@@ -21,6 +21,7 @@ from orchestrator.lifecycle import Lifecycle
 from orchestrator.mailbox import Mailboxes
 from orchestrator.observe.ledger import Ledger
 from orchestrator.outcome import CoordinatorConfig, Outcome
+from orchestrator.protection_watch import ProtectionWatch
 from orchestrator.reports import ReportSequence
 from orchestrator.roster import KeeperRoster
 from orchestrator.saves import Saves
@@ -71,11 +72,21 @@ class Coordinator:
         self._budget = FailureBudget(config.recovery.max_failures, rng=random.Random())
         self._probation = Probation()
         self._rendezvous = rv.Rendezvous(generation=current.number if current else 0, resuming=self._resuming)
+        self._watch = ProtectionWatch(
+            config.recovery,
+            self._ledger,
+            protected_at=recovery.protected_at(self._ledger.path, config.driver),
+            over=lambda: self._life.outcome.ended,
+            stop=lambda message: self._life.stop(message, "EnvironmentProblem"),
+        )
         self._saves = Saves(
             run=config.run,
             archive=self._archive,
             ledger=self._ledger,
             keep_last=config.recovery.keep_last,
+            keep_last_min=config.recovery.keep_last_min,
+            stalled_seconds=config.recovery.save_stalled_seconds,
+            watch=self._watch,
             rebuilding=self._resuming,
             post_to_rank_keeper=self._post_to_rank_keeper,
             post_to_keepers=lambda command: self._keepers.post_all(command),

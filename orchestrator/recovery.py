@@ -121,6 +121,16 @@ def entries_of(driver: str, ledger: Path) -> Iterator[dict[str, Any]]:
             yield entry
 
 
+def protected_at(ledger: Path, driver: str) -> float:
+    """When the newest state that is saved was the run's; when this driver began, if it has saved nothing."""
+    times = [
+        float(entry["snapshot_at"] if entry["kind"] == "commit" else entry["at"])
+        for entry in entries_of(driver, ledger)
+        if entry["kind"] == "commit" or (entry["kind"] == "coordinator" and not entry["resumed"])
+    ]
+    return max(times, default=time.time())
+
+
 def judge(failure: Mapping[str, Any], budget: FailureBudget, probation: Probation) -> tuple[Retry | Stop, str | None]:
     """Tell both of a failure, as the ledger has it; the verdict, and the checkpoint that is on probation for it."""
     step, exit_code = max(failure["step"], 0), failure["exit_code"]

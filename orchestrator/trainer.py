@@ -16,6 +16,7 @@ import cloudpickle
 import ray
 import ray.train
 import xxhash
+from pyarrow.fs import LocalFileSystem, PyFileSystem
 from ray.exceptions import RayError
 from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
@@ -24,6 +25,7 @@ from orchestrator import driver
 from orchestrator.config import RecoveryConfig
 from orchestrator.keepers import KeeperFleet
 from orchestrator.outcome import CoordinatorConfig, Outcome
+from orchestrator.ray_storage import TolerantStorage
 from workers import errors
 from workers.agent import AgentConfig, agent_main
 from workers.errors import CallerError, EnvironmentProblem, LastgoodError, TrainingFailed
@@ -139,6 +141,7 @@ class SupervisedTrainer:
                 and getattr(self._run_config, item.name, None) is not None
             },
             storage_path=str(self.run_dir.parent),  # absolute: Ray takes a relative one for a URI
+            storage_filesystem=PyFileSystem(TolerantStorage()),
             # For lost workers and nodes alone: what must end the run is returned by the agents, never raised.
             failure_config=FailureConfig(max_failures=-1),
         )
@@ -176,6 +179,7 @@ class SupervisedTrainer:
         values |= {
             "metrics": {**(values.get("metrics") or {}), **outcome.metrics},
             "error": None,
+            "_storage_filesystem": LocalFileSystem(),
             "path": values.get("path") or str(self.run_dir),
         }
         values.setdefault("checkpoint", None)

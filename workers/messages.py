@@ -269,6 +269,8 @@ class SnapshotSkipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersistFailed:
+    """`transient`: another attempt may succeed. `no_space`: it may once something is deleted."""
+
     keeper: str
     rank: int
     generation: int
@@ -276,6 +278,7 @@ class PersistFailed:
     attempt: int
     error: str
     transient: bool
+    no_space: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
