@@ -63,6 +63,7 @@ class Coordinator:
         logging.basicConfig(level=logging.INFO)
         self._config = config
         self._mail = Mailboxes(config.driver)
+        recovery.wait_for_storage(config.run_dir, config.recovery.save_timeout_seconds)
         self._archive = RunArchive(LocalStore(config.run_dir))
         self._ledger = Ledger(config.run_dir / "ledger.jsonl")
         current = recovery.current_generation(self._archive, config.driver)
@@ -276,7 +277,9 @@ class Coordinator:
         """After a restart: once agents and keepers are back, take over the saves that were under way."""
         if self._resuming and not self._rendezvous.resuming and self._keepers.complete():
             self._resuming = False
-            self._saves.rebuild(self._archive.scan().generations, len(self._rendezvous.members), self._keepers.all())
+            # What was written here is seen without a probe, which read-only storage would refuse.
+            generations = self._archive.scan(manifests=False, fresh=False).generations
+            self._saves.rebuild(generations, len(self._rendezvous.members), self._keepers.all())
 
     def _progressed(self, event: RankProgress) -> None:
         self._rendezvous.progressed(event.agent, event.generation, event.step)

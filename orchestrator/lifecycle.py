@@ -208,8 +208,7 @@ class Lifecycle:
         verdict, suspect = recovery.judge(entry, self.budget, self.probation)
         restored = self.saves.restoring
         if self.restore_failed is not None and restored is not None:
-            await asyncio.to_thread(self.archive.quarantine, restored, self.restore_failed)
-            self._note_quarantine(restored, self.restore_failed)
+            await self._set_aside(restored, self.restore_failed)
             if isinstance(verdict, Retry):
                 self.put(Proceed("restore_failed"))
                 return
@@ -223,6 +222,15 @@ class Lifecycle:
         if suspect is not None:
             self.ledger.append("probation", checkpoint=suspect, reason=self.probation.suspects[suspect])
         self._wait_in_background(self._settle(verdict.delay_seconds, Proceed("failure")))
+
+    async def _set_aside(self, checkpoint: str, reason: str) -> None:
+        try:
+            await asyncio.to_thread(self.archive.quarantine, checkpoint, reason)
+        except OSError as error:
+            # The storage may have been away, and not the checkpoint damaged. If it is, that will be seen again.
+            logger.warning("lastgood: %s could not be restored, and is not set aside yet: %s", checkpoint, error)
+        else:
+            self._note_quarantine(checkpoint, reason)
 
     async def give_up(self, event: GiveUp) -> None:
         """Stop with a report."""

@@ -2,13 +2,14 @@
 words."""
 
 import logging
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.archive import LineageMoved, RunArchive
+from orchestrator.archive import GENERATIONS_DIR, LineageMoved, RunArchive
 from orchestrator.decide import ladder, lineage
 from orchestrator.decide.budget import FailureBudget, Retry, Stop
 from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord
@@ -21,6 +22,7 @@ from orchestrator.outcome import Outcome
 logger = logging.getLogger("lastgood")
 
 _TRIES_MAX = 10
+_STORAGE_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +34,24 @@ class Created:
     passed: Sequence[tuple[str, str]]
 
 
+def wait_for_storage(run_dir: Path, timeout_seconds: float) -> None:
+    """Until the run directory can be looked at: a coordinator that fails to start is not started again, so it waits.
+
+    Returns also when the time is over; what needs the directory then says what is wrong.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while time.monotonic() < deadline:
+        try:
+            os.listdir(run_dir / GENERATIONS_DIR)
+            return
+        except OSError as error:
+            logger.warning("lastgood: %s is not there, waiting for it: %s", run_dir, error)
+            time.sleep(_STORAGE_POLL_SECONDS)
+
+
 def current_generation(archive: RunArchive, driver: str) -> GenerationRecord | None:
     """The highest generation, if this driver created it: then the coordinator was restarted in the middle of a run."""
-    highest = lineage.current(archive.scan(manifests=False).generations)
+    highest = lineage.current(archive.scan(manifests=False, fresh=False).generations)
     return highest if highest is not None and highest.driver == driver else None
 
 
@@ -89,7 +106,7 @@ def create_generation(
 
 
 def newest_committed(archive: RunArchive) -> CheckpointRecord | None:
-    scan = archive.scan(manifests=False)
+    scan = archive.scan(manifests=False, fresh=False)
     return lineage.newest(scan.generations, scan.checkpoints)
 
 

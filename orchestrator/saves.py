@@ -151,7 +151,7 @@ class Saves:
     ) -> None:
         """After the coordinator's restart, when all keepers are back: what they hold, and what lies on disk."""
         self.generation_started(generations, world_size)
-        for manifest in self._archive.scan(manifests=False).checkpoints:
+        for manifest in self._archive.scan(manifests=False, fresh=False).checkpoints:
             self._carry_out(self._machine.committed(manifest.generation, manifest.step, manifest.attempt, at=_now()))
         for keeper in keepers:
             for held in keeper.snapshots:

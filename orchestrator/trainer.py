@@ -16,20 +16,20 @@ import cloudpickle
 import ray
 import ray.train
 import xxhash
-from pyarrow.fs import LocalFileSystem, PyFileSystem
+from pyarrow.fs import LocalFileSystem
 from ray.exceptions import RayError
-from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from orchestrator import driver
 from orchestrator.config import RecoveryConfig
 from orchestrator.keepers import KeeperFleet
 from orchestrator.outcome import CoordinatorConfig, Outcome
-from orchestrator.ray_storage import TolerantStorage
 from workers import errors
 from workers.agent import AgentConfig, agent_main
 from workers.errors import CallerError, EnvironmentProblem, LastgoodError, TrainingFailed
 from workers.orders import LoopSettings
+from workers.ray_storage import ray_storage
 
 logger = logging.getLogger("lastgood")
 
@@ -141,7 +141,7 @@ class SupervisedTrainer:
                 and getattr(self._run_config, item.name, None) is not None
             },
             storage_path=str(self.run_dir.parent),  # absolute: Ray takes a relative one for a URI
-            storage_filesystem=PyFileSystem(TolerantStorage()),
+            storage_filesystem=ray_storage(),
             # For lost workers and nodes alone: what must end the run is returned by the agents, never raised.
             failure_config=FailureConfig(max_failures=-1),
         )
@@ -182,6 +182,12 @@ class SupervisedTrainer:
             "_storage_filesystem": LocalFileSystem(),
             "path": values.get("path") or str(self.run_dir),
         }
+        # To the caller they are plain directories.
+        if checkpoint := values.get("checkpoint"):
+            values["checkpoint"] = Checkpoint(checkpoint.path)
+        values["best_checkpoints"] = [
+            (Checkpoint(best.path), metrics) for best, metrics in values.get("best_checkpoints") or []
+        ]
         values.setdefault("checkpoint", None)
         return SupervisedResult(
             **values,

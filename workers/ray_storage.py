@@ -15,6 +15,11 @@ from pyarrow import fs
 logger = logging.getLogger("lastgood")
 
 
+def ray_storage() -> fs.PyFileSystem:
+    """What Ray is to use as its storage; all are equal, as Ray asks of a checkpoint's and its own."""
+    return fs.PyFileSystem(TolerantStorage())
+
+
 class TolerantStorage(fs.FileSystemHandler):  # type: ignore[misc]
     """The local file system; creating and writing raise no OSError. Pickled, and so made anew, on every node."""
 
