@@ -74,18 +74,17 @@ class StopReport:
         return "\n\n".join(f"{f'## {title}{chr(10)}' if title else ''}{body}" for title, body in parts if body) + "\n"
 
     def error(self, path: str | None) -> str:
-        """What fit() raises: the user's own traceback first, then what was first, and where to read more."""
+        """What fit() raises: the user's own traceback first; the last line says what it comes to, and where to read more."""
         failure = self.failure
         what = f"rank {failure['rank']} ended with {self.ending} after step {max(failure['step'], 0)}"
+        report = f" The report: {path}" if path else ""
         lines = [
-            *([self.traceback.rstrip(), ""] if self.traceback else []),
-            f"The run was stopped because {self.reason}; first cause: {what}.",
+            *([self.traceback.rstrip(), ""] if self.traceback else self.log[-_ERROR_LOG_LINES_MAX:]),
             *self._checkpoint(),
             *([f"What to try: {tip}"] if (tip := advice(failure)) else []),
-            *(self.log[-_ERROR_LOG_LINES_MAX:] if not self.traceback else ()),
-            f"The report: {path}" if path else "",
+            f"The run was stopped because {self.reason}; first cause: {what}.{report}",
         ]
-        return "\n".join(lines).rstrip()
+        return "\n".join(lines)
 
     def write(self, entries: Iterable[Mapping[str, Any]], driver: str) -> str | None:
         """Write the report into the run directory, under a new name; its path, None if the storage refuses."""
