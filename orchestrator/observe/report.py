@@ -74,7 +74,7 @@ class StopReport:
         return "\n\n".join(f"{f'## {title}{chr(10)}' if title else ''}{body}" for title, body in parts if body) + "\n"
 
     def error(self, path: str | None) -> str:
-        """What fit() raises: the user's own traceback first; the last line says what it comes to, and where to read more."""
+        """What fit() raises: the user's own traceback first; the last line is the verdict, and where to read more."""
         failure = self.failure
         what = f"rank {failure['rank']} ended with {self.ending} after step {max(failure['step'], 0)}"
         report = f" The report: {path}" if path else ""
