@@ -28,7 +28,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 def wait_for_entry(run_dir: Path, kind: str, **fields: Any) -> dict[str, Any]:
     def look() -> dict[str, Any] | None:
-        found = entries(run_dir, kind)
+        found = entries(run_dir, kind) if (run_dir / "ledger.jsonl").exists() else []
         return next((entry for entry in found if fields.items() <= entry.items()), None)
 
     return wait_for(look, 60)
