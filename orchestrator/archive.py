@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from orchestrator.decide import ladder, lineage
@@ -167,10 +168,12 @@ class RunArchive:
                 problems.append(f"{shard.file} has {size} bytes, {shard.bytes} were committed")
         return tuple(problems)
 
-    def select(self, committed: Collection[str] = ()) -> Selection:
+    def select(
+        self, committed: Collection[str] = (), *, suspects: Mapping[str, str] = MappingProxyType({})
+    ) -> Selection:
         """Choose what to restore; a rung that is visibly damaged is put into quarantine and the next one taken.
 
-        For `committed` see `scan`.
+        For `committed` see `scan`, for `suspects` ladder.choose.
         """
         newly: dict[str, str] = {}
         while True:
@@ -182,6 +185,7 @@ class RunArchive:
                 checkpoints=(*scan.checkpoints, *scan.vanished),
                 rejected={**vanished, **scan.rejected},
                 unfinished=scan.orphans,
+                suspects=suspects,
             )
             if isinstance(choice, ladder.Restore):
                 problems = self.structural_problems(choice.name)
@@ -294,6 +298,14 @@ class RunArchive:
             if parse_checkpoint_name(name) is not None:
                 self._store.remove_tree(f"{TRASH_DIR}/{name}")
         return True
+
+    def free_bytes(self) -> int:
+        """What can still be written, as far as the file system knows."""
+        return self._store.free_bytes()
+
+    def is_orphan(self, name: str) -> bool:
+        """Whether there is something of this save attempt, and no manifest."""
+        return self._store.is_dir(checkpoint_dir(name)) and not self._is_committed(name)
 
     # Reading
 

@@ -1,10 +1,12 @@
 """How a run is to be protected."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 from orchestrator.decide.bad_loss import Policy
+from orchestrator.decide.budget import limits_problem
 from workers.errors import CallerError
 from workers.failpoint import Arm
 
@@ -15,12 +17,17 @@ class RecoveryConfig:
 
     save_every_steps: a save after every so many steps; None saves the last step only.
     save_at_end: whether the last step is saved when the loop returns.
-    keep_last: committed checkpoints that are never deleted, counted from the newest.
-    max_failures: how many failures the run survives in all; None leaves it to the rule that a run which makes no
-    progress stops.
+    keep_last: committed checkpoints that are kept, counted from the newest.
+    keep_last_min: how many of them are kept also when the disk is full and the next save needs the room.
+    max_failures: failures of one cause that the run survives between two checkpoints: a number for every cause, or a
+    mapping, e.g. {"signal": 20, "hang": 2}; for other causes, or with None, a run that makes no progress is stopped.
     snapshot_slots: snapshots that each rank may hold in memory at once; each takes as much memory as its shard.
     memory_fraction_max: the part of a node's memory that may be in use with all snapshots in place; 0 to 1.
     save_timeout_seconds: how long a save that the loop waits for may take.
+    save_stalled_seconds: how long writing a save may take until the ledger says that it stalls; it goes on then.
+    unprotected_seconds_max: how old the newest saved state may get while saves fail until the run says so loudly; None
+    for any age.
+    on_unprotected: "warn" goes on training then; "stop" ends the run if one more save does not come through.
     collective_timeout_seconds: after which a collective of the training's process group fails.
     hang_seconds_min: how long a rank may be still in training, at least, before it is suspected to hang; longer where
     steps take longer. None: ranks that hang are left alone.
@@ -43,10 +50,14 @@ class RecoveryConfig:
     save_every_steps: int | None = 100
     save_at_end: bool = True
     keep_last: int = 3
-    max_failures: int | None = None
+    keep_last_min: int = 1
+    max_failures: int | Mapping[str, int] | None = None
     snapshot_slots: int = 2
     memory_fraction_max: float = 0.9
     save_timeout_seconds: float = 600.0
+    save_stalled_seconds: float = 60.0
+    unprotected_seconds_max: float | None = None
+    on_unprotected: Literal["warn", "stop"] = "warn"
     collective_timeout_seconds: float = 600.0
     hang_seconds_min: float | None = 2.0
     start_seconds_max: float = 600.0
@@ -64,8 +75,10 @@ class RecoveryConfig:
         if self.save_every_steps is not None:
             self._require_whole("save_every_steps", 1, "a number of steps, at least 1, or None")
         self._require_whole("keep_last", 1, "a whole number, at least 1")
-        if self.max_failures is not None:
-            self._require_whole("max_failures", 0, "a whole number, at least 0, or None for no limit")
+        self._require_whole("keep_last_min", 1, "a whole number, at least 1")
+        self._require("keep_last_min", self.keep_last_min <= self.keep_last, f"at most keep_last, {self.keep_last}")
+        limits = limits_problem(self.max_failures)
+        self._require("max_failures", not limits, limits)
         self._require_whole(
             "snapshot_slots", 2, "a whole number, at least 2: one snapshot is written while the other is kept"
         )
@@ -77,6 +90,7 @@ class RecoveryConfig:
         )
         for name in (
             "save_timeout_seconds",
+            "save_stalled_seconds",
             "collective_timeout_seconds",
             "start_seconds_max",
             "sigterm_seconds",
@@ -85,6 +99,13 @@ class RecoveryConfig:
         ):
             seconds = getattr(self, name)
             self._require(name, isinstance(seconds, int | float) and 0 < seconds < math.inf, "a number above 0")
+        limit = self.unprotected_seconds_max
+        self._require(
+            "unprotected_seconds_max",
+            limit is None or (isinstance(limit, int | float) and not isinstance(limit, bool) and 0 < limit < math.inf),
+            "a number of seconds above 0, or None",
+        )
+        self._require("on_unprotected", self.on_unprotected in ("warn", "stop"), '"warn" or "stop"')
         self._require("on_bad_loss", self.on_bad_loss in get_args(Policy), '"stop" or "rollback"')
         factor = self.loss_spike_factor
         self._require(

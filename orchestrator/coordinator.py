@@ -19,11 +19,13 @@ from orchestrator.decide import rendezvous as rv
 from orchestrator.decide.budget import FailureBudget
 from orchestrator.decide.losses import WorkerLoss
 from orchestrator.decide.orders import Corruption
+from orchestrator.decide.probation import Probation
 from orchestrator.handover import Handover
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.mailbox import Mailboxes
 from orchestrator.observe.ledger import Ledger
 from orchestrator.outcome import CoordinatorConfig, Outcome
+from orchestrator.protection_watch import ProtectionWatch
 from orchestrator.reports import ReportSequence
 from orchestrator.roster import KeeperRoster
 from orchestrator.rounds import RayEnded, Round, Rounds
@@ -76,6 +78,7 @@ class Coordinator:
         logging.basicConfig(level=logging.INFO)
         self._config = config
         self._mail = Mailboxes(config.driver)
+        recovery.wait_for_storage(config.run_dir, config.recovery.save_timeout_seconds)
         self._archive = RunArchive(LocalStore(config.run_dir))
         self._ledger = Ledger(config.run_dir / "ledger.jsonl")
         current = recovery.current_generation(self._archive, config.driver)
@@ -83,18 +86,29 @@ class Coordinator:
         self._ledger.append("coordinator", driver=config.driver, resumed=self._resuming, pid=os.getpid())
         failpoint.arm(config.recovery.failpoints, config.run_dir / "faults")
         self._budget = FailureBudget(config.recovery.max_failures, rng=random.Random())
-        before = recovery.replay(self._ledger.path, config.driver, self._budget)
+        self._probation = Probation()
+        before = recovery.replay(self._ledger.path, config.driver, self._budget, self._probation)
         self._rendezvous = rv.Rendezvous(
             generation=current.number if current else 0,
             resuming=self._resuming,
             judged=before.judged,
             agents_before=frozenset(before.agents),
         )
+        self._protection = ProtectionWatch(
+            config.recovery,
+            self._ledger,
+            protected_at=recovery.protected_at(self._ledger.path, config.driver),
+            over=lambda: self._life.outcome.ended,
+            stop=lambda message: self._life.stop(message, "EnvironmentProblem"),
+        )
         self._saves = Saves(
             run=config.run,
             archive=self._archive,
             ledger=self._ledger,
             keep_last=config.recovery.keep_last,
+            keep_last_min=config.recovery.keep_last_min,
+            stalled_seconds=config.recovery.save_stalled_seconds,
+            watch=self._protection,
             rebuilding=self._resuming,
             post_to_rank_keeper=self._post_to_rank_keeper,
             post_to_keepers=lambda command: self._keepers.post_all(command),
@@ -157,6 +171,7 @@ class Coordinator:
             keepers=self._keepers,
             reports=self._reports,
             budget=self._budget,
+            probation=self._probation,
             rendezvous=self._rendezvous,
             save_at_once=self._save_at_once,
             handover=self._handover,
@@ -341,6 +356,8 @@ class Coordinator:
                 await self._life.carry_out(rendezvous.fail(event.cause))
             case handover.NoticeDue():
                 self._handover.tick()
+            case lifecycle.GiveUp():
+                await self._life.give_up(event)
             case lifecycle.CreateAgain():
                 await self._life.create_generation()
 
@@ -383,7 +400,9 @@ class Coordinator:
         """After a restart: once agents and keepers are back, take over the saves that were under way."""
         if self._resuming and not self._rendezvous.resuming and self._keepers.complete():
             self._resuming = False
-            self._saves.rebuild(self._archive.scan().generations, len(self._rendezvous.members), self._keepers.all())
+            # What was written here is seen without a probe, which read-only storage would refuse.
+            generations = self._archive.scan(manifests=False, fresh=False).generations
+            self._saves.rebuild(generations, len(self._rendezvous.members), self._keepers.all())
 
     def _first_step(self, event: FirstStep) -> None:
         self._rendezvous.progressed(event.agent, event.generation, event.step, event.at)
@@ -414,6 +433,7 @@ class Coordinator:
         self._budget.committed(step)
         self._save_at_once.committed(generation, step)
         self._rounds.committed()
+        self._probation.committed(checkpoint, step)
         self._reports.commit(step, str(self._config.run_dir / "checkpoints" / checkpoint))
 
     # ------------------------------------------------------------ who is where

@@ -16,7 +16,8 @@ from orchestrator import recovery
 from orchestrator.archive import RunArchive
 from orchestrator.decide import bad_loss
 from orchestrator.decide import rendezvous as rv
-from orchestrator.decide.budget import FailureBudget, Stop
+from orchestrator.decide.budget import FailureBudget, Retry, Stop
+from orchestrator.decide.probation import Probation
 from orchestrator.handover import Handover
 from orchestrator.mailbox import Mailboxes
 from orchestrator.observe.ledger import Ledger
@@ -52,6 +53,16 @@ class Proceed:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The run ends because of this failure, whose `entry` the ledger has."""
+
+    failure: rv.Failure
+    entry: dict[str, Any]
+    reason: str
+    error_type: str = "TrainingFailed"
+
+
+@dataclass(frozen=True, slots=True)
 class CreateAgain:
     """The storage refused the generation's file a while ago."""
 
@@ -68,6 +79,7 @@ class Lifecycle:
     keepers: KeeperRoster
     reports: ReportSequence
     budget: FailureBudget
+    probation: Probation
     rendezvous: rv.Rendezvous
     save_at_once: SaveAtOnce
     handover: Handover
@@ -111,6 +123,7 @@ class Lifecycle:
                 reason=self.rendezvous.reason,
                 world_size=len(self.rendezvous.members),
                 skip=self.skipped,
+                suspects=dict(self.probation.suspects),
                 on_quarantine=self._note_quarantine,
             )
         except OSError as error:
@@ -127,6 +140,7 @@ class Lifecycle:
         self.budget.generation_started(record.restored_step)
         self.save_at_once.generation_started(record.number, record.restored_step)
         self.handover.generation_started()
+        self.probation.generation_started(record.parent)
         self._restore_order = (
             RestoreOrder(checkpoint=record.parent, step=record.restored_step) if record.parent else None
         )
@@ -207,32 +221,36 @@ class Lifecycle:
     async def _judge(self, failure: rv.Failure) -> None:
         """Write down why the generation ended, and go on or stop."""
         failure = self.handover.judged(failure)
-        self.ledger.append(
-            "failure",
+        entry = {
             **recovery.describe(failure),
-            noticed_at=self._noticed_at,
-            restore_failed=self.restore_failed,
-        )
+            "noticed_at": self._noticed_at,
+            "restore_failed": self.restore_failed,
+        }
+        self.ledger.append("failure", **entry)
         self.saves.generation_ended(failure.generation)
-        if self.restore_failed is not None and self.saves.restoring is not None:
-            await asyncio.to_thread(self.archive.quarantine, self.saves.restoring, self.restore_failed)
-            self._note_quarantine(self.saves.restoring, self.restore_failed)
-            self.put(Proceed("restore_failed"))
-            return
+        verdict, suspect = recovery.judge(entry, self.budget, self.probation)
+        restored = self.saves.restoring
+        if self.restore_failed is not None and restored is not None:
+            await self._set_aside(restored, self.restore_failed)
+            if isinstance(verdict, Retry):
+                self.put(Proceed("restore_failed"))
+                return
         error = failure.first.error
-        if error is not None and error.exit_code != LastgoodError.exit_code:
-            self.stop(recovery.stop_message(failure, "repeating it cannot help"), error.type)
+        if self.restore_failed is None and error is not None and error.exit_code != LastgoodError.exit_code:
+            self._wait_in_background(self._settle(0.0, GiveUp(failure, entry, "repeating it cannot help", error.type)))
             return
         answer = self._answer_to_loss(failure.first) if failure.first.kind == "loss" else None
-        verdict = answer if isinstance(answer, Stop) else self.budget.failure(failure.first.kind, max(failure.step, 0))
+        verdict = answer if isinstance(answer, Stop) else verdict
         if isinstance(verdict, Stop):
             error_type = TrainingFailed.__name__ if answer is None else TrainingDiverged.__name__
-            self.stop(recovery.stop_message(failure, verdict.reason), error_type)
+            self._wait_in_background(self._settle(0.0, GiveUp(failure, entry, verdict.reason, error_type)))
             return
+        if suspect is not None:
+            self.ledger.append("probation", checkpoint=suspect, reason=self.probation.suspects[suspect])
         if isinstance(answer, bad_loss.Skip):
             self._skip(failure, answer)
         await self.rounds.judged(failure, self.reports.last)
-        self._wait_in_background(self._settle(verdict.delay_seconds))
+        self._wait_in_background(self._settle(verdict.delay_seconds, Proceed("failure")))
 
     def _answer_to_loss(self, cause: rv.Cause) -> bad_loss.Skip | Stop:
         return bad_loss.answer(cause.detail, self.config.recovery.on_bad_loss, self.skipped)
@@ -250,11 +268,33 @@ class Lifecycle:
         )
         self.skipped |= frozenset(skip.batches)
 
-    async def _settle(self, delay_seconds: float) -> None:
-        """Before the next generation: the budget's pause, and saves under way, whose steps need not be trained
-        again."""
+    async def _set_aside(self, checkpoint: str, reason: str) -> None:
+        try:
+            await asyncio.to_thread(self.archive.quarantine, checkpoint, reason)
+        except OSError as error:
+            # The storage may have been away, and not the checkpoint damaged. If it is, that will be seen again.
+            logger.warning("lastgood: %s could not be restored, and is not set aside yet: %s", checkpoint, error)
+        else:
+            self._note_quarantine(checkpoint, reason)
+
+    async def give_up(self, event: GiveUp) -> None:
+        """Stop with a report."""
+        report = recovery.stop_report(
+            event.failure,
+            event.reason,
+            entry=event.entry,
+            run_dir=self.config.run_dir,
+            checkpoint=self.checkpoint,
+            suspects=self.probation.suspects,
+        )
+        entries = recovery.entries_of(self.config.driver, self.ledger.path)
+        path = await asyncio.to_thread(report.write, entries, self.config.driver)
+        self.stop(report.error(path), event.error_type, report=path)
+
+    async def _settle(self, delay_seconds: float, then: Proceed | GiveUp) -> None:
+        """Wait for the budget's pause, and for saves under way: their steps need not be trained again."""
         await asyncio.gather(asyncio.sleep(delay_seconds), self.saves.settle(_SETTLE_SECONDS))
-        self.put(Proceed("failure"))
+        self.put(then)
 
     def _wait_in_background(self, waiting: Coroutine[Any, Any, None]) -> None:
         # Beside the queue of events, which bring what is waited for.
@@ -278,15 +318,15 @@ class Lifecycle:
             )
         )
 
-    def stop(self, error: str, error_type: str) -> None:
-        """End the run with an error; the first one counts."""
+    def stop(self, error: str, error_type: str, report: str | None = None) -> None:
+        """End the run with an error; the first one counts. `report`: path of the file that says more."""
         if self.outcome.ended:
             return
         driver = self.config.driver
         if error_type == Fenced.__name__:
             self.ledger.append("fenced", driver=driver, reason=error)  # the run itself goes on elsewhere
         else:
-            self.ledger.append("stopped", driver=driver, reason=error, error_type=error_type)
+            self.ledger.append("stopped", driver=driver, reason=error, error_type=error_type, report=report)
         for decision in self.rendezvous.stop():
             if isinstance(decision, rv.EndRanks):
                 self._end_ranks(decision)

@@ -25,6 +25,7 @@ from orchestrator.ray_losses import LossReporter
 from orchestrator.rounds import Round
 from workers.agent import AgentConfig, agent_main
 from workers.backend import AgentBackendConfig
+from workers.ray_storage import ray_storage
 
 _NODE_LABEL = "ray.io/node-id"
 # To a type checker `ray.train.ScalingConfig` is an older class than the one that it is at run time.
@@ -102,6 +103,7 @@ def _fit(
             and getattr(given, item.name, None) is not None
         },
         storage_path=str(agent.settings.run_dir.parent),  # absolute: Ray takes a relative one for a URI
+        storage_filesystem=ray_storage(),
         callbacks=callbacks,
         # For lost workers and nodes alone: what must end the run is returned by the agents, never raised.
         failure_config=FailureConfig(max_failures=-1, controller_failure_limit=0 if giving_up else -1),

@@ -2,18 +2,21 @@
 words."""
 
 import logging
+import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.archive import LineageMoved, RunArchive
+from orchestrator.archive import GENERATIONS_DIR, LineageMoved, RunArchive
 from orchestrator.decide import ladder, lineage
-from orchestrator.decide.budget import FailureBudget
+from orchestrator.decide.budget import FailureBudget, Retry, Stop
 from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord
+from orchestrator.decide.probation import Probation
 from orchestrator.decide.rendezvous import Cause, Failure
 from orchestrator.observe.ledger import read_ledger
+from orchestrator.observe.report import StopReport
 from orchestrator.outcome import Outcome
 from workers.data.course import BatchId
 from workers.errors import Fenced
@@ -21,6 +24,7 @@ from workers.errors import Fenced
 logger = logging.getLogger("lastgood")
 
 _TRIES_MAX = 10
+_STORAGE_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +36,24 @@ class Created:
     passed: Sequence[tuple[str, str]]
 
 
+def wait_for_storage(run_dir: Path, timeout_seconds: float) -> None:
+    """Until the run directory can be looked at: a coordinator that fails to start is not started again, so it waits.
+
+    Returns also when the time is over; what needs the directory then says what is wrong.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while time.monotonic() < deadline:
+        try:
+            os.listdir(run_dir / GENERATIONS_DIR)
+            return
+        except OSError as error:
+            logger.warning("lastgood: %s is not there, waiting for it: %s", run_dir, error)
+            time.sleep(_STORAGE_POLL_SECONDS)
+
+
 def current_generation(archive: RunArchive, driver: str) -> GenerationRecord | None:
     """The highest generation, if this driver created it: then the coordinator was restarted in the middle of a run."""
-    highest = lineage.current(archive.scan(manifests=False).generations)
+    highest = lineage.current(archive.scan(manifests=False, fresh=False).generations)
     return highest if highest is not None and highest.driver == driver else None
 
 
@@ -47,17 +66,19 @@ def create_generation(
     reason: str,
     world_size: int,
     skip: Collection[BatchId],
+    suspects: Mapping[str, str],
     on_quarantine: Callable[[str, str], None],
 ) -> Created:
     """Choose the rung to restore and create the next generation's file.
 
     `committed`: names that the ledger knows as committed and not deleted. `skip`: batches to pass over, beside those
-    that earlier generations did. `on_quarantine(name, reason)` is called for
+    that earlier generations did. `suspects`: checkpoints on probation, with reasons; if one is passed over, that is the
+    generation's reason. `on_quarantine(name, reason)` is called for
     each rung that is found damaged, also if no generation comes of it. Raises NothingVerifies if there is no good rung,
     Fenced if another driver has taken over.
     """
     for _ in range(_TRIES_MAX):
-        selection = archive.select(committed)
+        selection = archive.select(committed, suspects=suspects)
         choice, scan = selection.choice, selection.scan
         for name, why in selection.newly_quarantined.items():
             on_quarantine(name, why)
@@ -71,7 +92,7 @@ def create_generation(
             parent_generation=restore.generation if restore else None,
             restored_step=restore.step if restore else 0,
             source="checkpoint" if restore else "fresh",
-            reason=reason,
+            reason="probation" if restore and suspects.keys() & dict(restore.passed).keys() else reason,
             created_at=time.time(),
             world_size=world_size,
             skip=tuple(sorted({*skip, *(batch for earlier in scan.generations for batch in earlier.skip)})),
@@ -90,7 +111,7 @@ def create_generation(
 
 
 def newest_committed(archive: RunArchive) -> CheckpointRecord | None:
-    scan = archive.scan(manifests=False)
+    scan = archive.scan(manifests=False, fresh=False)
     return lineage.newest(scan.generations, scan.checkpoints)
 
 
@@ -109,32 +130,57 @@ class Before:
     agents: set[str] = field(default_factory=set)
 
 
-def replay(ledger: Path, driver: str, budget: FailureBudget) -> Before:
-    """Read it from the ledger, and tell the budget of it."""
+def replay(ledger: Path, driver: str, budget: FailureBudget, probation: Probation) -> Before:
+    """Read it from the ledger, and tell budget and probation of it."""
     before = Before()
-    mine = False
-    for entry in read_ledger(ledger):
-        if entry["kind"] == "coordinator":
-            mine = entry["driver"] == driver
-        if not mine:
-            continue
+    for entry in entries_of(driver, ledger):
         match entry["kind"]:
             case "generation":
                 budget.generation_started(entry["restored_step"])
+                probation.generation_started(entry["checkpoint"])
             case "commit":
                 budget.committed(entry["step"])
+                probation.committed(entry["checkpoint"], entry["step"])
             case "agent":
                 before.agents.add(entry["agent"])
             case "failure":
                 before.judged = entry["generation"]
-                if entry["restore_failed"] is None:
-                    budget.failure(entry["cause"], max(entry["step"], 0))
+                judge(entry, budget, probation)
             # Another driver may write into the same ledger: of one that is fenced, or refused.
             case "stopped" if entry["driver"] == driver:
                 before.outcome = Outcome(ended=True, error=entry["reason"], error_type=entry["error_type"])
             case "fenced" if entry["driver"] == driver:
                 before.outcome = Outcome(ended=True, error=entry["reason"], error_type=Fenced.__name__)
     return before
+
+
+def entries_of(driver: str, ledger: Path) -> Iterator[dict[str, Any]]:
+    """What the ledger says happened under this driver."""
+    mine = False
+    for entry in read_ledger(ledger):
+        if entry["kind"] == "coordinator":
+            mine = entry["driver"] == driver
+        if mine:
+            yield entry
+
+
+def protected_at(ledger: Path, driver: str) -> float:
+    """When the newest state that is saved was the run's; when this driver began, if it has saved nothing."""
+    times = [
+        float(entry["snapshot_at"] if entry["kind"] == "commit" else entry["at"])
+        for entry in entries_of(driver, ledger)
+        if entry["kind"] == "commit" or (entry["kind"] == "coordinator" and not entry["resumed"])
+    ]
+    return max(times, default=time.time())
+
+
+def judge(failure: Mapping[str, Any], budget: FailureBudget, probation: Probation) -> tuple[Retry | Stop, str | None]:
+    """Tell both of a failure, as the ledger has it; the verdict, and the checkpoint that is on probation for it."""
+    step, exit_code = max(failure["step"], 0), failure["exit_code"]
+    if failure["restore_failed"] is not None:
+        return budget.failure("restore_failed", step), None
+    suspect = probation.failure(failure["cause"], step, exit_code)
+    return budget.failure(failure["cause"], step, exit_code), suspect
 
 
 def excluded_nodes(ledger: Path, driver: str) -> set[str]:
@@ -152,6 +198,7 @@ def excluded_nodes(ledger: Path, driver: str) -> set[str]:
 
 
 _WITHOUT_EXIT = {
+    "hang": "its standing still",
     "agent_lost": "the loss of its agent or node",
     "rank_lost": "the loss of its process",
     "corruption": "state that differs from its replicas'",
@@ -178,13 +225,28 @@ def _echo(cause: Cause) -> dict[str, Any]:
     return {"rank": cause.rank, "cause": cause.kind, "exit_code": cause.exit_code, "at": cause.at}
 
 
-def stop_message(failure: Failure, reason: str) -> str:
-    """The user's own traceback, or the stack of a native crash, then what was first and why the run does not go on."""
+def stop_report(
+    failure: Failure,
+    reason: str,
+    *,
+    entry: Mapping[str, Any],
+    run_dir: Path,
+    checkpoint: str | None,
+    suspects: Mapping[str, str],
+) -> StopReport:
+    """All that is known of why the run does not go on; `entry` is the failure's in the ledger."""
     first = failure.first
-    what = f"rank {first.rank} ended with {_ending(first)} after step {max(failure.step, 0)}"
-    verdict = f"The run was stopped because {reason}; first cause: {what}."
-    last_words = first.error.traceback.rstrip() if first.error else first.detail.get("stack")
-    return f"{last_words}\n\n{verdict}" if last_words else verdict
+    return StopReport(
+        run_dir=str(run_dir),
+        reason=reason,
+        failure=entry,
+        ending=_ending(first),
+        traceback=first.error.traceback if first.error else first.detail.get("stack"),
+        pid=failure.exit.pid if failure.exit else 0,
+        log=failure.exit.log if failure.exit else (),
+        checkpoint=checkpoint,
+        suspects=suspects,
+    )
 
 
 def _ending(cause: Cause) -> str:

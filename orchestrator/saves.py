@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 
 from orchestrator.archive import RunArchive
-from orchestrator.decide import retention
 from orchestrator.decide.commit import Abandon, Commit, CommitMachine, Corruption, Decision, Persist, Release, Skip
 from orchestrator.decide.lineage import GenerationRecord
+from orchestrator.housekeeping import Housekeeping
 from orchestrator.observe.ledger import Ledger, committed_checkpoints, read_ledger
+from orchestrator.protection_watch import ProtectionWatch
 from workers import failpoint
 from workers.checkpoint.manifest import Manifest, checkpoint_name
+from workers.checkpoint.store import is_no_space
 from workers.errors import Fenced, LastgoodError
 from workers.messages import (
     Command,
@@ -30,6 +32,9 @@ from workers.messages import (
 
 logger = logging.getLogger("lastgood")
 
+_ROOM_FACTOR = 1.1
+"""How much is to be free for a save, as a multiple of the newest checkpoint's size."""
+
 
 class Saves:
     """`post_to_rank_keeper(rank, command)`, `post_to_keepers(command)` and `post_to_agents(command)` send commands;
@@ -44,6 +49,9 @@ class Saves:
         archive: RunArchive,
         ledger: Ledger,
         keep_last: int,
+        keep_last_min: int,
+        stalled_seconds: float,
+        watch: ProtectionWatch,
         rebuilding: bool,
         post_to_rank_keeper: Callable[[int, PersistOrder], None],
         post_to_keepers: Callable[[Command], None],
@@ -56,7 +64,8 @@ class Saves:
         self._run = run
         self._archive = archive
         self._ledger = ledger
-        self._keep_last = keep_last
+        self._stalled_seconds = stalled_seconds
+        self._watch = watch
         self._machine = CommitMachine(rebuilding=rebuilding)
         self._post_to_rank_keeper = post_to_rank_keeper
         self._post_to_keepers = post_to_keepers
@@ -69,11 +78,19 @@ class Saves:
         self._world_size = 0
         self._generation = 0
         self._idle = asyncio.Event()
-        self._cleaning = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
         self.committed: set[str] = set(committed_checkpoints(read_ledger(ledger.path)))
         self.restoring: str | None = None
+        self._committed_bytes = 0  # of the newest checkpoint
+        self._housekeeping = Housekeeping(
+            archive=archive,
+            ledger=ledger,
+            keep_last=keep_last,
+            keep_last_min=keep_last_min,
+            committed=self.committed,
+            protected=self._protected,
+        )
 
     # ------------------------------------------------------------ events
 
@@ -95,6 +112,7 @@ class Saves:
         )
 
     def skipped(self, event: SnapshotSkipped) -> None:
+        self._watch.save_failed(f"rank {event.rank} made no snapshot: {event.reason}", final=False)
         self._carry_out(
             self._machine.snapshot_skipped(event.rank, event.generation, event.step, reason=event.reason, at=_now())
         )
@@ -115,6 +133,8 @@ class Saves:
         )
 
     def persist_failed(self, event: PersistFailed) -> None:
+        if event.no_space:
+            self._make_room()
         self._ledger.append(
             "persist_failed",
             generation=event.generation,
@@ -123,6 +143,7 @@ class Saves:
             rank=event.rank,
             error=event.error,
             transient=event.transient,
+            no_space=event.no_space,
         )
         self._carry_out(
             self._machine.persist_failed(
@@ -144,7 +165,7 @@ class Saves:
     ) -> None:
         """After the coordinator's restart, when all keepers are back: what they hold, and what lies on disk."""
         self.generation_started(generations, world_size)
-        for manifest in self._archive.scan(manifests=False).checkpoints:
+        for manifest in self._archive.scan(manifests=False, fresh=False).checkpoints:
             self._carry_out(self._machine.committed(manifest.generation, manifest.step, manifest.attempt, at=_now()))
         for keeper in keepers:
             for held in keeper.snapshots:
@@ -190,6 +211,8 @@ class Saves:
     def _order_persist(self, decision: Persist) -> None:
         self._ledger.append("snapshot", generation=decision.generation, step=decision.step, attempt=decision.attempt)
         name = checkpoint_name(decision.step, decision.generation, decision.attempt)
+        began = _now()
+        asyncio.get_running_loop().call_later(self._stalled_seconds, self._note_stalled, decision, name, began)
         for rank in decision.ranks:
             self._post_to_rank_keeper(
                 rank,
@@ -202,6 +225,24 @@ class Saves:
                     checkpoint=name,
                 ),
             )
+
+    def _note_stalled(self, decision: Persist, name: str, began: float) -> None:
+        """Training goes on, and so does the save when the storage does; but somebody should look."""
+        if name not in self._machine.in_flight:
+            return
+        key = (decision.generation, decision.step, decision.attempt)
+        waiting_for = sorted(set(decision.ranks) - self._receipts.get(key, {}).keys())
+        seconds = _now() - began
+        logger.warning("lastgood: saving step %d stalls: it has taken %.0f s so far", decision.step, seconds)
+        self._ledger.append(
+            "save_stalled",
+            generation=decision.generation,
+            step=decision.step,
+            attempt=decision.attempt,
+            seconds=seconds,
+            waiting_for=waiting_for,
+        )
+        self._watch.save_failed(f"saving step {decision.step} stalls", final=False)
 
     def _abandon(self, decision: Abandon) -> None:
         self._receipts.pop((decision.generation, decision.step, decision.attempt), None)
@@ -220,6 +261,9 @@ class Saves:
             reason=decision.reason,
             final=decision.final,
         )
+        self._watch.save_failed(decision.reason, final=decision.final)
+        name = checkpoint_name(decision.step, decision.generation, decision.attempt)
+        self._start(asyncio.to_thread(self._housekeeping.discard, name, self._generation))
         if decision.final:
             self._tell_outcome(decision.generation, decision.step, decision.reason)
 
@@ -251,46 +295,37 @@ class Saves:
             return
         except OSError as error:
             self._receipts[decision.generation, decision.step, decision.attempt] = receipts
+            if is_no_space(error):
+                self._make_room()
             self._carry_out(self._machine.commit_failed(**key, error=str(error), transient=True, at=_now()))
             return
+        self._committed_bytes = sum(shard.bytes for shard in decision.shards)
         snapshot_at = max(receipt.snapshot_at for receipt in receipts.values())
         self._ledger.append(
             "commit",
             **key,
             checkpoint=manifest.name,
-            bytes=sum(shard.bytes for shard in decision.shards),
+            bytes=self._committed_bytes,
             verified_from=sorted({shard.verified_from for shard in decision.shards}),
             snapshot_at=snapshot_at,
             durable_seconds=max(receipt.durable_seconds for receipt in receipts.values()),
             verify_seconds=max(receipt.verify_seconds for receipt in receipts.values()),
             commit_seconds=time.time() - snapshot_at,
         )
+        self._watch.committed(snapshot_at)
         self.committed.add(manifest.name)
         self._carry_out(self._machine.committed(**key, at=_now()))
         self._tell_outcome(decision.generation, decision.step, "")
         self._on_committed(decision.step, decision.generation, manifest.name)
-        async with self._cleaning:  # two at once would trip over each other in the trash
-            await asyncio.to_thread(self._clean_up)
+        await asyncio.to_thread(self._housekeeping.clean_up, self._generation)
 
-    def _clean_up(self) -> None:
-        if not self._archive.empty_trash(my_generation=self._generation):
-            return
-        protected = set(self._machine.in_flight) | ({self.restoring} if self.restoring else set())
-        # By the ledger's word a checkpoint whose manifest is gone is damaged, and no orphan that may be deleted.
-        scan = self._archive.scan(self.committed, manifests=False)
-        for delete in retention.expired(
-            generations=scan.generations,
-            checkpoints=scan.checkpoints,
-            orphans=scan.orphans,
-            rejected=scan.rejected,
-            protected=protected,
-            my_generation=self._generation,
-            keep_last=self._keep_last,
-        ):
-            if not self._archive.delete(delete.name, my_generation=self._generation):
-                return
-            self.committed.discard(delete.name)
-            self._ledger.append("deleted", checkpoint=delete.name, reason=delete.reason)
+    def _make_room(self) -> None:
+        """The disk is full: older checkpoints may have to go before the save is made again."""
+        wanted = int(_ROOM_FACTOR * self._committed_bytes)
+        self._start(asyncio.to_thread(self._housekeeping.make_room, wanted, self._generation))
+
+    def _protected(self) -> set[str]:
+        return set(self._machine.in_flight) | ({self.restoring} if self.restoring else set())
 
     # ------------------------------------------------------------ small things
 
@@ -322,4 +357,4 @@ def _now() -> float:
 
 def _log_failure(task: "asyncio.Task[None]") -> None:
     if not task.cancelled() and task.exception() is not None:
-        logger.error("lastgood: a commit failed", exc_info=task.exception())
+        logger.error("lastgood: work on a save failed", exc_info=task.exception())

@@ -16,8 +16,9 @@ import cloudpickle
 import ray
 import ray.train
 import xxhash
+from pyarrow.fs import LocalFileSystem
 from ray.exceptions import RayError
-from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 
 from orchestrator import driver, ray_fit
 from orchestrator.config import RecoveryConfig
@@ -157,8 +158,15 @@ class SupervisedTrainer:
         values |= {
             "metrics": {**(values.get("metrics") or {}), **outcome.metrics},
             "error": None,
+            "_storage_filesystem": LocalFileSystem(),
             "path": values.get("path") or str(self.run_dir),
         }
+        # To the caller they are plain directories.
+        if checkpoint := values.get("checkpoint"):
+            values["checkpoint"] = Checkpoint(checkpoint.path)
+        values["best_checkpoints"] = [
+            (Checkpoint(best.path), metrics) for best, metrics in values.get("best_checkpoints") or []
+        ]
         values.setdefault("checkpoint", None)
         return SupervisedResult(
             **values,

@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -59,6 +59,7 @@ from workers.orders import LoopSettings, RankOrders
 from workers.post_mortem import PostMortem
 from workers.processes import ProcessId
 from workers.pulses import PulseTaker
+from workers.rank_log import RankLog
 from workers.reporter import Reporter
 from workers.stacks import dump_stacks
 
@@ -128,6 +129,7 @@ class Agent:
         self._last_report: int | None = None
         self._lost: str | None = None
         self._pulses = PulseTaker()
+        self._log = RankLog()
         self._leaving = False
         self._terminated: Terminated | None = None
         self._lock = processes.RunLock(config.run, config.driver)
@@ -253,6 +255,7 @@ class Agent:
             return
         self._standby, self._current, self._finished = None, rank, None
         rank.generation = command.generation
+        self._log.rank_begins()
         settings = {item.name: getattr(self._config.settings, item.name) for item in fields(LoopSettings)}
         orders = RankOrders(
             **settings,
@@ -331,7 +334,8 @@ class Agent:
             continue  # its last words
         if rank is self._current:
             self._current = None
-            self._last_exit = self._post_mortem.exited(rank, pid=pid, code=code, at=at)
+            exited = self._post_mortem.exited(rank, pid=pid, code=code, at=at)
+            self._last_exit = replace(exited, log=self._log.last_lines())
             self._link.tell(self._last_exit)
         else:
             self._standby = None

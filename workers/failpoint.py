@@ -1,10 +1,10 @@
 """Fault points: named places where a chaos test may make something go wrong.
 
 Production code calls `hit(name, **context)` at each boundary of a protocol. Nothing is armed outside chaos tests, and
-an unarmed `hit` costs one comparison. An armed point fires once in the whole run, however many processes and
-generations pass
-it: firing first creates a marker file exclusively, so that a step which is done again after the restore does not
-fire again. The marker is also the record: it says which fault fired, where and when.
+an unarmed `hit` costs one comparison. An armed point fires once in the whole run (or `times` times), however many
+processes and generations pass it: firing first creates a marker file exclusively, so that a step which is done again
+after the restore does not fire again. The marker is also the record: it says which fault fired, where and when.
+A test ends a fault early, or one that lasts, with `release`.
 """
 
 import errno
@@ -17,7 +17,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-Action = Literal["kill_rank", "kill_self", "stop_rank", "enospc", "eio", "raise"]
+Action = Literal["kill_rank", "kill_self", "stop_rank", "enospc", "eio", "raise", "pause"]
+"""What goes wrong; "pause" blocks the thread until it is released."""
+
+_POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +29,13 @@ class Arm:
 
     `when` maps context keys to the value they must have, e.g. {"rank": 1, "step": 40}. A key that ends in "_min"
     matches every value that is at least as large; "index_fraction" matches the middle of a loop: index >= fraction x
-    total.
+    total. `times`: how often it fires in the run.
     """
 
     id: str
     point: str
     action: Action = "kill_rank"
+    times: int = 1
     when: dict[str, float] = field(default_factory=dict)
 
 
@@ -48,6 +52,12 @@ def arm(arms: Sequence[Arm], marker_dir: Path) -> None:
     global _armed, _marker_dir
     _armed = tuple(arms)
     _marker_dir = marker_dir
+
+
+def release(fault: str, marker_dir: Path) -> None:
+    """End the fault with this id: it fires no more, and what it paused goes on."""
+    marker_dir.mkdir(parents=True, exist_ok=True)
+    _release_file(fault, marker_dir).touch()
 
 
 def hit(name: str, **context: Any) -> None:
@@ -75,13 +85,22 @@ def _matches(candidate: Arm, context: dict[str, Any]) -> bool:
 def _claim(candidate: Arm, context: dict[str, Any]) -> bool:
     assert _marker_dir is not None
     _marker_dir.mkdir(parents=True, exist_ok=True)
-    record = {**asdict(candidate), "at": time.time(), "pid": os.getpid(), "context": context}
-    try:
-        with open(_marker_dir / f"{candidate.id}.json", "x", encoding="utf-8") as marker:
-            json.dump(record, marker)
-    except FileExistsError:
+    if _release_file(candidate.id, _marker_dir).exists():
         return False
-    return True
+    record = {**asdict(candidate), "at": time.time(), "pid": os.getpid(), "context": context}
+    for number in range(1, candidate.times + 1):
+        name = candidate.id if number == 1 else f"{candidate.id}-{number}"
+        try:
+            with open(_marker_dir / f"{name}.json", "x", encoding="utf-8") as marker:
+                json.dump(record, marker)
+        except FileExistsError:
+            continue
+        return True
+    return False
+
+
+def _release_file(fault: str, marker_dir: Path) -> Path:
+    return marker_dir / f"{fault}.released"
 
 
 def _fire(candidate: Arm, context: dict[str, Any]) -> None:
@@ -96,5 +115,9 @@ def _fire(candidate: Arm, context: dict[str, Any]) -> None:
             raise OSError(errno.ENOSPC, f"injected at {candidate.point}")
         case "eio":
             raise OSError(errno.EIO, f"injected at {candidate.point}")
+        case "pause":
+            assert _marker_dir is not None
+            while not _release_file(candidate.id, _marker_dir).exists():
+                time.sleep(_POLL_SECONDS)
         case "raise":
             raise InjectedError(f"injected at {candidate.point}")

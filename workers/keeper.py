@@ -19,9 +19,10 @@ from pathlib import Path
 
 from workers import failpoint, processes
 from workers.checkpoint.header import parse_header
+from workers.checkpoint.manifest import CHECKPOINTS_DIR
 from workers.checkpoint.persist import write_shard
 from workers.checkpoint.slots import Slot, SlotState
-from workers.checkpoint.store import LocalStore
+from workers.checkpoint.store import LocalStore, is_no_space
 from workers.groups import GroupRecord
 from workers.link import Link
 from workers.messages import (
@@ -46,7 +47,7 @@ logger = logging.getLogger("lastgood")
 _LOST_AFTER_SECONDS = 60.0
 _OUTCOMES_KEPT = 64
 _DRAIN_SECONDS = 0.5
-# What more tries cannot mend: a full or read-only file system stays so for longer than a save waits.
+# What more tries cannot mend: a read-only file system stays so for longer than a save waits.
 _LASTING_ERRORS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
 
 
@@ -92,6 +93,8 @@ class Keeper:
         self._lock = threading.RLock()
         self._groups = GroupRecord(run, driver, node)
         self._predecessors = self._groups.end_predecessors(takeover_seconds)
+        # Once there is none the storage is not looked at again: it may stall or vanish, which must not end the run.
+        self._problem = self._find_problem()
         failpoint.arm(failpoints, Path(run_dir) / "faults")
         self._listener = listen(keeper_address(run, driver, node))
         self._link = Link(
@@ -209,6 +212,8 @@ class Keeper:
     # ------------------------------------------------------------ the coordinator
 
     def _introduce(self) -> KeeperJoined:
+        if self._problem is not None:
+            self._problem = self._find_problem()
         with self._lock:
             snapshots = tuple(
                 HeldSnapshot(
@@ -227,10 +232,10 @@ class Keeper:
                 pid=os.getpid(),
                 snapshots=snapshots,
                 receipts=tuple(one for one in self._outcomes.values() if isinstance(one, ShardPersisted)),
-                problem=self._problem(),
+                problem=self._problem,
             )
 
-    def _problem(self) -> str | None:
+    def _find_problem(self) -> str | None:
         """Why no generation may start on this node; None if one may."""
         if self._predecessors:
             return (
@@ -309,7 +314,8 @@ class Keeper:
         try:
             outcome = self._write(order, memory, slot)
         except OSError as error:
-            outcome = _failed(self._name, order, str(error), error.errno not in _LASTING_ERRORS)
+            transient = error.errno not in _LASTING_ERRORS
+            outcome = _failed(self._name, order, str(error), transient, no_space=is_no_space(error))
         except Exception as error:
             logger.exception("lastgood: the shard of rank %d could not be saved", order.rank)
             outcome = _failed(self._name, order, f"{type(error).__name__}: {error}", True)
@@ -335,6 +341,9 @@ class Keeper:
             "generation": order.generation,
             "rank_pid": memory.pid,
         }
+        if not self._store.exists(CHECKPOINTS_DIR):
+            # Not made anew: if it is an unmounted file system, the save would land beside the run.
+            raise FileNotFoundError(errno.ENOENT, "the run directory has vanished", str(self._store.root))
         written = write_shard(
             self._store, order.checkpoint, order.rank, order.world_size, slot.image, slot.image_bytes, context
         )
@@ -354,7 +363,7 @@ class Keeper:
         )
 
 
-def _failed(keeper: str, order: PersistOrder, error: str, transient: bool) -> PersistFailed:
+def _failed(keeper: str, order: PersistOrder, error: str, transient: bool, *, no_space: bool = False) -> PersistFailed:
     return PersistFailed(
         keeper=keeper,
         rank=order.rank,
@@ -363,4 +372,5 @@ def _failed(keeper: str, order: PersistOrder, error: str, transient: bool) -> Pe
         attempt=order.attempt,
         error=error,
         transient=transient,
+        no_space=no_space,
     )

@@ -179,8 +179,8 @@ class RankError:
 class RankExited:
     """A rank's process is gone. `ordered`: the coordinator had asked for it while it still ran.
 
-    `step`: the last one that it finished. `out_of_memory`: the kernel killed it for lack of memory. `detail`: what else
-    is known of its end; JSON values.
+    `step`: the last one that it finished, -1 if that is not known. `log`: the last lines that it printed.
+    `out_of_memory`: the kernel killed it for lack of memory. `detail`: what else is known of its end; JSON values.
     """
 
     agent: str
@@ -191,6 +191,7 @@ class RankExited:
     ordered: bool
     step: int = -1
     error: RankError | None = None
+    log: tuple[str, ...] = ()
     out_of_memory: bool = False
     detail: dict[str, Any] = field(default_factory=dict)
 
@@ -394,6 +395,8 @@ class SnapshotSkipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersistFailed:
+    """`transient`: another attempt may succeed. `no_space`: it may once something is deleted."""
+
     keeper: str
     rank: int
     generation: int
@@ -401,6 +404,7 @@ class PersistFailed:
     attempt: int
     error: str
     transient: bool
+    no_space: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ import ray.train
 from ray.train import Checkpoint, CheckpointUploadMode
 
 from workers.messages import AskDraining, NodesDraining, Report, Reported
+from workers.ray_storage import ray_storage
 
 _LAST_REPORT_SECONDS = 60.0
 
@@ -61,7 +62,7 @@ class Reporter:
 def _report(report: Report) -> None:
     ray.train.report(
         report.metrics,
-        checkpoint=Checkpoint(report.checkpoint) if report.checkpoint else None,
+        checkpoint=Checkpoint(report.checkpoint, filesystem=ray_storage()) if report.checkpoint else None,
         checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD,
     )
 

@@ -78,6 +78,8 @@ def _lines(summary: Summary, now: float) -> Iterator[str]:
     yield f"step        {summary.step} or later"
     age = f", {now - summary.committed_at:,.0f} s ago" if summary.committed_at is not None else ""
     yield f"protected   up to {summary.protected_to}{age}" if age else f"protected   {summary.protected_to}"
+    if summary.unprotected_since is not None:
+        yield f"UNPROTECTED nothing was saved for {now - summary.unprotected_since:.0f} s, saves fail"
     durable = summary.durable_seconds_median
     cost = f", durable after {durable:.2f} s (median)" if durable is not None else ""
     yield f"saves       {summary.commits} committed, {summary.skipped} skipped, {summary.failed_saves} failed{cost}"

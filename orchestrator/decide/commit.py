@@ -249,7 +249,7 @@ class CommitMachine:
 
     def _open(self, phase: Phase | None = None) -> list[Save]:
         """The saves that are not over, in the order of time."""
-        saves = (self._saves[key] for key in sorted(self._saves))
+        saves = (save for _, save in sorted(self._saves.items()))
         return [save for save in saves if phase is None or save.phase is phase]
 
     def _on_lineage(self, key: Key) -> bool:

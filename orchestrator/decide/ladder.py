@@ -6,11 +6,14 @@ Invariants:
   silence.
 - Nor where saves never complete: if one generation left unfinished saves of several steps, the run went on past a save
   that failed, and after the next failure would do all that work again, for nothing.
+- A checkpoint on probation, and what came out of it, is passed over for one before it. If there is none it is taken all
+  the same: a suspicion is no proof.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord, chain, eligible
 from workers import errors
@@ -60,17 +63,21 @@ def choose(
     checkpoints: Iterable[CheckpointRecord],
     rejected: Mapping[str, str],
     unfinished: Iterable[CheckpointRecord] = (),
+    suspects: Mapping[str, str] = MappingProxyType({}),
 ) -> Choice:
     """Choose from all committed `checkpoints`; `rejected` maps names to reasons: quarantined, or visibly damaged.
 
-    `unfinished` are the attempts without a manifest.
+    `unfinished` are the attempts without a manifest; `suspects` maps names that are on probation to reasons.
     """
     generations, checkpoints, unfinished = tuple(generations), tuple(checkpoints), tuple(unfinished)
-    passed: list[tuple[str, str]] = []
-    for rung in eligible(generations, checkpoints):
-        if rung.name not in rejected:
-            return Restore(name=rung.name, generation=rung.generation, step=rung.step, passed=tuple(passed))
-        passed.append((rung.name, rejected[rung.name]))
+    rungs = eligible(generations, checkpoints)
+    doubtful = _with_descendants(rungs, suspects)
+    for against in ({**doubtful, **rejected}, rejected):
+        passed: list[tuple[str, str]] = []
+        for rung in rungs:
+            if rung.name not in against:
+                return Restore(name=rung.name, generation=rung.generation, step=rung.step, passed=tuple(passed))
+            passed.append((rung.name, against[rung.name]))
     if checkpoints:
         named = {name for name, _ in passed}
         rolled_back = _newest_first(checkpoint for checkpoint in checkpoints if checkpoint.name not in named)
@@ -82,6 +89,13 @@ def choose(
     if _saves_never_complete(unfinished):
         return NothingVerifies(found=tuple((name, "its save never completed") for name in names))
     return Fresh(unfinished=names)
+
+
+def _with_descendants(rungs: Sequence[CheckpointRecord], suspects: Mapping[str, str]) -> dict[str, str]:
+    """The suspects and, since rungs come newest first, all that were reached from them."""
+    oldest = max((index for index, rung in enumerate(rungs) if rung.name in suspects), default=-1)
+    came_from = f"came out of {rungs[oldest].name}, which is on probation" if oldest >= 0 else ""
+    return {rung.name: suspects.get(rung.name, came_from) for rung in rungs[: oldest + 1]}
 
 
 def _saves_never_complete(unfinished: Iterable[CheckpointRecord]) -> bool:

@@ -50,12 +50,14 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A generation's end: what came first, and what followed from it. `step`: the last one that any rank finished."""
+    """A generation's end: what came first, and what followed from it. `step`: the last one that any rank finished.
+    `exit`: of the rank to blame, None if its agent has not told it."""
 
     generation: int
     first: Cause
     echoes: tuple[Cause, ...]
     step: int
+    exit: RankExited | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +113,7 @@ class Member:
     leaving: bool = False
     step: int = -1
     heard_at: float = 0.0
+    exit: RankExited | None = None
 
 
 @dataclass(slots=True)
@@ -195,7 +198,7 @@ class Rendezvous:
         member = self._member(event.agent)
         if member is None or event.generation != self.generation:
             return []
-        member.generation, member.process = None, None
+        member.generation, member.process, member.exit = None, None, event
         self._last_step = max(self._last_step, event.step)
         if self.phase not in (Phase.RUNNING, Phase.ENDING):
             return self._create_if_complete()
@@ -242,7 +245,7 @@ class Rendezvous:
         self.phase = Phase.RUNNING
         for member in self.members.values():
             member.generation, member.ready, member.finished, member.done = generation, False, None, False
-            member.step = -1
+            member.step, member.exit = -1, None
         first = self.members[0]
         return [
             StartRanks(
@@ -370,6 +373,7 @@ class Rendezvous:
                     first=causes[0],
                     echoes=tuple(causes[1:]),
                     step=self._last_step,
+                    exit=member.exit if (member := self.members.get(causes[0].rank)) else None,
                 )
             )
         ]

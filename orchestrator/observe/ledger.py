@@ -4,7 +4,8 @@ Invariants:
 - Lines are only ever appended, each with one write. Nothing that decides relies on the ledger being complete: it is
   evidence, for people and for judges.
 - Recording never stops a run: lines that the storage refuses (a full disk) are counted, and the next one says how many
-  are lost.
+  are lost. Lines that it does not take at once (a stalled disk) are waited for `_PATIENCE_SECONDS` once, and then
+  written in their order when it does.
 
 Faults survived: a kill or power loss in the middle of a line (the torn line is closed when the ledger is opened again,
 and readers pass over it); two writers for a moment, while an old coordinator is being stopped.
@@ -14,22 +15,41 @@ docs/ledger.md lists the kinds and their fields.
 
 import json
 import math
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from workers.checkpoint.store import LocalStore
 
+_PATIENCE_SECONDS = 1.0
+_IDLE_SECONDS = 10.0
 LEDGER_FILE = "ledger.jsonl"
 FORMAT_VERSION = 1
 
 _DURABLE_KINDS = frozenset(
-    {"generation", "failure", "skip", "corruption", "restored", "commit"}
-    | {"quarantine", "fault", "deleted", "finished", "stopped"}
+    {
+        "generation",
+        "failure",
+        "skip",
+        "corruption",
+        "restored",
+        "commit",
+        "quarantine",
+        "probation",
+        "unprotected",
+        "protected_again",
+        "fault",
+        "deleted",
+        "finished",
+        "stopped",
+    }
 )
-"""Kinds that are on disk before `append` returns. The rest may be lost to a power failure, never to a kill."""
+"""Kinds that are on disk before `append` returns, unless the disk stalls. The rest may be lost to a power failure,
+never to a kill."""
 
 
 class Ledger:
@@ -42,6 +62,9 @@ class Ledger:
         self._clock = clock
         self._lock = threading.Lock()
         self._lost = 0
+        self._lines: queue.SimpleQueue[_Line] = queue.SimpleQueue()
+        self._writer: threading.Thread | None = None
+        self._behind: _Line | None = None
         data = self._store.read_bytes(self._name) if self._store.exists(self._name) else b""
         self._torn = bool(data) and not data.endswith(b"\n")
         self._seq = max((entry["seq"] for entry in _entries(data.splitlines())), default=0)
@@ -57,19 +80,50 @@ class Ledger:
             self._seq += 1
             at = fields.pop("at", None)
             entry = {"v": FORMAT_VERSION, "seq": self._seq, "at": self._clock() if at is None else at, "kind": kind}
-            entry |= fields
-            if self._lost:
-                entry["lost"] = self._lost
-            line = json.dumps(_plain(entry), allow_nan=False).encode() + b"\n"
+            line = _Line(entry=_plain(entry | fields), durable=kind in _DURABLE_KINDS)
+            self._lines.put(line)
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._write_all, name="lastgood-ledger", daemon=True)
+                self._writer.start()
+        behind = self._behind
+        if behind is None or behind.done.is_set():
+            # If it takes longer, later ones are not waited for until this one is there.
+            self._behind = None if line.done.wait(_PATIENCE_SECONDS) else line
+
+    def _write_all(self) -> None:
+        while True:
             try:
-                self._store.append(self._name, b"\n" + line if self._torn else line, sync=kind in _DURABLE_KINDS)
-            except OSError:
-                # How much of the line is there is unknown; a newline before the next one separates them.
-                self._torn = True
-                self._lost += 1
-            else:
-                self._torn = False
-                self._lost = 0
+                line = self._lines.get(timeout=_IDLE_SECONDS)
+            except queue.Empty:
+                with self._lock:
+                    if self._lines.empty():
+                        self._writer = None
+                        return
+                continue
+            try:
+                self._write(line)
+            finally:
+                line.done.set()
+
+    def _write(self, line: "_Line") -> None:
+        entry = {**line.entry, "lost": self._lost} if self._lost else line.entry
+        data = json.dumps(entry, allow_nan=False).encode() + b"\n"
+        try:
+            self._store.append(self._name, b"\n" + data if self._torn else data, sync=line.durable)
+        except OSError:
+            # How much of the line is there is unknown; a newline before the next one separates them.
+            self._torn = True
+            self._lost += 1
+        else:
+            self._torn = False
+            self._lost = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    entry: dict[str, Any]
+    durable: bool
+    done: threading.Event = field(default_factory=threading.Event)
 
 
 def read_ledger(path: Path) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ class Summary:
 
     step: the highest that the ledger names; the run may be further. lost_steps: trained again, over all failures.
     batches_skipped: after bad losses; saves that were skipped are in `skipped`.
+    unprotected_since: only while saves fail and the newest saved state is older than the user's limit.
     recovery_seconds: of each failure that was recovered from, until the last rank's first new step.
     """
 
@@ -35,6 +36,7 @@ class Summary:
     recovery_seconds: list[float] = field(default_factory=list)
     quarantined: dict[str, str] = field(default_factory=dict)
     stop_reason: str | None = None
+    unprotected_since: float | None = None
     last_at: float | None = None
     _restored_step: int = 0
     _failed_at: float | None = None
@@ -74,6 +76,9 @@ class Summary:
                 self.committed_step, self.checkpoint = entry["step"], entry["checkpoint"]
                 self.committed_at = entry["at"]
                 self.durable_seconds.append(entry["durable_seconds"])
+                self.unprotected_since = None
+            case "unprotected":
+                self.unprotected_since = entry["since"]
             case "save_skipped":
                 self.skipped += 1
             case "save_failed":

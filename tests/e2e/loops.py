@@ -11,6 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.optim.lr_scheduler import LambdaLR
 
 import workers
+from workers.session import Session
 
 FEATURES = 16
 SAMPLES = 500  # not a multiple of the batch: each epoch drops some
@@ -39,6 +40,22 @@ def build(config: dict[str, Any], rank: int) -> tuple[nn.Module, torch.optim.Opt
     return model, optimizer, LambdaLR(optimizer, lambda step: 1 / (1 + step / 10))
 
 
+def train_step(
+    session: Session,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: LambdaLR,
+    batch: torch.Tensor,
+) -> None:
+    loss = (model(batch) - batch).square().mean()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    scheduler.step()
+    optimizer.zero_grad()
+    session.end_step(loss=loss.item())
+
+
 def train_loop(config: dict[str, Any]) -> None:
     """config: steps, seed; pace_seconds slows the steps down, so that a test can hit one from outside."""
     session = workers.get_session()
@@ -47,13 +64,7 @@ def train_loop(config: dict[str, Any]) -> None:
     session.track(model=model, optimizer=optimizer, scheduler=scheduler, data=data)
     session.restore(allow=["config.steps", "config.pace_seconds"])
     for batch in data:
-        loss = (model(batch) - batch).square().mean()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-        session.end_step(loss=loss.item())
+        train_step(session, model, optimizer, scheduler, batch)
         time.sleep(config.get("pace_seconds", 0.0))
         if session.step >= config["steps"]:
             break

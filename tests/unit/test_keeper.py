@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from fakes import DEADLINE_SECONDS, FakeLink, RankEnd
 
+from workers import failpoint
 from workers.checkpoint import persist
-from workers.checkpoint.manifest import checkpoint_name
+from workers.checkpoint.manifest import CHECKPOINTS_DIR, checkpoint_name
 from workers.checkpoint.slots import Slot, SlotState
 from workers.keeper import Keeper, keeper_address
 from workers.messages import (
@@ -38,6 +39,7 @@ class Node:
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
+        (run_dir / CHECKPOINTS_DIR).mkdir(parents=True, exist_ok=True)
         self.run = uuid.uuid4().hex[:8]
         self.address = keeper_address(self.run, "d", "n1")
         self.start()
@@ -118,6 +120,49 @@ def descriptors_of(wanted: set[int]) -> int:
 
 
 # ---------------------------------------------------------------- writing
+
+
+def test_a_run_directory_that_vanished_is_not_made_anew_and_the_save_works_once_it_is_back(node: Node) -> None:
+    rank = node.rank()
+    rank.give_slots()
+    rank.snapshot(step=20)
+    node.link.wait_for(Snapshotted)
+    away = node.run_dir.with_name("away")
+    node.run_dir.rename(away)
+    node.order(20)
+    failed = node.link.wait_for(PersistFailed)
+    assert failed.transient
+    assert not failed.no_space
+    assert "vanished" in failed.error
+    assert not node.run_dir.exists()
+    away.rename(node.run_dir)
+    node.order(20, attempt=2)
+    assert node.link.wait_for(ShardPersisted).attempt == 2
+
+
+def test_an_empty_place_where_the_run_directory_was_is_left_empty(node: Node) -> None:
+    rank = node.rank()
+    rank.give_slots()
+    rank.snapshot(step=20)
+    node.link.wait_for(Snapshotted)
+    (node.run_dir / CHECKPOINTS_DIR).rmdir()
+    node.order(20)
+    assert node.link.wait_for(PersistFailed).transient
+    assert not (node.run_dir / CHECKPOINTS_DIR).exists()
+
+
+def test_a_full_disk_is_told_as_such(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = node.rank()
+    rank.give_slots()
+    rank.snapshot(step=20)
+    node.link.wait_for(Snapshotted)
+    full = failpoint.Arm(id="full", point="persist.block", action="enospc")
+    monkeypatch.setattr(failpoint, "_armed", (full,))
+    monkeypatch.setattr(failpoint, "_marker_dir", node.run_dir / "faults")
+    node.order(20)
+    failed = node.link.wait_for(PersistFailed)
+    assert failed.no_space
+    assert failed.transient
 
 
 def test_a_complete_snapshot_is_written_verified_and_answered_with_a_receipt(node: Node) -> None:

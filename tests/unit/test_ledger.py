@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,26 @@ def test_what_a_run_relies_on_as_evidence_is_durable_when_append_returns(
     assert not synced
     ledger.append("commit", step=1)
     assert synced
+
+
+def test_a_stalled_disk_is_waited_for_once_and_nothing_is_lost_or_out_of_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.observe.ledger._PATIENCE_SECONDS", 0.2)
+    ledger = open_ledger(tmp_path)
+    goes_on = threading.Event()
+    with monkeypatch.context() as stalled:
+        stalled.setattr(os, "fsync", lambda _: goes_on.wait(60))
+        began = time.monotonic()
+        for step in range(50):
+            ledger.append("commit", step=step)
+        assert time.monotonic() - began < 5, "each was waited for"
+        goes_on.set()
+        ledger.append("commit", step=50)
+        deadline = time.monotonic() + 30
+        while len(read_ledger(tmp_path / "ledger.jsonl")) < 51 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert [entry["step"] for entry in read_ledger(tmp_path / "ledger.jsonl")] == list(range(51))
 
 
 def test_committed_checkpoints_are_those_of_commit_entries() -> None:

@@ -243,7 +243,11 @@ def test_the_ray_version_is_checked_before_anything_is_started(tmp_path: Path, m
     [
         ("save_every_steps", [0, -1, 2.5, "20", True]),
         ("keep_last", [0, None, 1.5]),
-        ("max_failures", [-1, "3", 0.5]),
+        ("keep_last_min", [0, 4, None]),
+        ("max_failures", [-1, "3", 0.5, {"signal": -1}, {"signals": 3}, {"drain": 3}]),
+        ("save_stalled_seconds", [0, None]),
+        ("unprotected_seconds_max", [0, -1, float("inf"), "60", True]),
+        ("on_unprotected", ["ignore", None]),
         ("snapshot_slots", [1, 0, None]),
         ("memory_fraction_max", [0, 1.1, -0.5, float("nan"), "0.9"]),
         ("save_timeout_seconds", [0, -1, float("nan"), float("inf"), None]),
@@ -264,6 +268,7 @@ def test_a_recovery_setting_that_cannot_work_is_named_with_its_value(field: str,
 def test_recovery_settings_at_their_limits_are_accepted() -> None:
     RecoveryConfig(save_every_steps=1, keep_last=1, max_failures=0, memory_fraction_max=1, save_timeout_seconds=0.1)
     RecoveryConfig(save_every_steps=None, max_failures=None)
+    RecoveryConfig(keep_last=2, keep_last_min=2, max_failures={"signal": 0, "hang": 9}, unprotected_seconds_max=1)
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,20 @@ import os
 import pickle
 import random
 import re
+import tempfile
 from pathlib import Path
 
 import torch
 from checkpoint_samples import make_manifest, same_bytes, whole
+from hypothesis import given
+from hypothesis import strategies as st
 from test_commit import Driven
 
 from orchestrator import driver
 from orchestrator.decide.budget import FailureBudget, Retry, Stop
+from orchestrator.decide.probation import Probation
 from orchestrator.observe.ledger import Ledger
-from orchestrator.recovery import replay
+from orchestrator.recovery import judge, replay
 from workers.checkpoint import image
 from workers.checkpoint.manifest import MANIFEST_FILE, checkpoint_dir
 from workers.checkpoint.persist import write_shard
@@ -61,12 +65,12 @@ def test_failures_before_the_coordinators_restart_still_count(tmp_path: Path) ->
 
     def failed(driver_id: str) -> None:
         ledger.append("coordinator", driver=driver_id, resumed=False)
-        ledger.append("generation", restored_step=0)
-        ledger.append("failure", generation=1, cause="signal", step=5, restore_failed=None)
+        ledger.append("generation", restored_step=0, checkpoint=None)
+        ledger.append("failure", generation=1, cause="signal", step=5, exit_code=-9, restore_failed=None)
 
     def next_verdict(driver_id: str) -> Retry | Stop:
         budget = FailureBudget(1, rng=random.Random(0))
-        replay(path, driver_id, budget)
+        replay(path, driver_id, budget, Probation())
         budget.generation_started(0)
         return budget.failure("signal", 6)
 
@@ -82,18 +86,57 @@ def test_that_another_driver_was_fenced_or_stopped_ends_nothing_here(tmp_path: P
     ledger.append("fenced", driver="earlier", reason="overtaken")
     ledger.append("stopped", driver="earlier", reason="x", error_type="TrainingFailed")
     budget = FailureBudget(1, rng=random.Random(0))
-    assert not replay(ledger.path, "this", budget).outcome.ended
+    assert not replay(ledger.path, "this", budget, Probation()).outcome.ended
     ledger.append("fenced", driver="this", reason="overtaken")
-    assert replay(ledger.path, "this", budget).outcome.error_type == "Fenced"
+    assert replay(ledger.path, "this", budget, Probation()).outcome.error_type == "Fenced"
 
 
 def test_what_a_restarted_coordinator_has_to_know_is_in_the_ledger(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl")
     ledger.append("coordinator", driver="this", resumed=False)
     ledger.append("agent", agent="this/agent-1", rank=0)
-    ledger.append("failure", generation=4, cause="oom", step=5, restore_failed=None)
-    before = replay(ledger.path, "this", FailureBudget(1, rng=random.Random(0)))
+    ledger.append("failure", generation=4, cause="oom", step=5, exit_code=None, restore_failed=None)
+    before = replay(ledger.path, "this", FailureBudget(1, rng=random.Random(0)), Probation())
     assert (before.judged, before.agents, before.outcome.ended) == (4, {"this/agent-1"}, False)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("generation"), st.integers(0, 30)),
+            st.tuples(st.just("commit"), st.integers(1, 30)),
+            st.tuples(st.sampled_from(["exception", "hang", "signal", "agent_lost", "drain"]), st.integers(0, 40)),
+            st.tuples(st.just("restore_failed"), st.just(0)),
+        ),
+        max_size=25,
+    )
+)
+def test_a_coordinator_that_comes_back_counts_and_suspects_as_the_one_before(happened: list[tuple[str, int]]) -> None:
+    budget, probation = FailureBudget(3, rng=random.Random(0)), Probation()
+    with tempfile.TemporaryDirectory() as directory:
+        ledger = Ledger(Path(directory) / "ledger.jsonl")
+        ledger.append("coordinator", driver="this", resumed=False)
+        for kind, step in happened:
+            match kind:
+                case "generation":
+                    ledger.append("generation", restored_step=step, checkpoint=f"c{step}")
+                    budget.generation_started(step)
+                    probation.generation_started(f"c{step}")
+                case "commit":
+                    ledger.append("commit", step=step, checkpoint=f"c{step}")
+                    budget.committed(step)
+                    probation.committed(f"c{step}", step)
+                case _:
+                    failed = kind if kind == "restore_failed" else None
+                    entry = {"generation": 1, "cause": kind, "step": step, "exit_code": -11, "restore_failed": failed}
+                    ledger.append("failure", **entry)
+                    judge(entry, budget, probation)
+        again, again_probation = FailureBudget(3, rng=random.Random(0)), Probation()
+        replay(ledger.path, "this", again, again_probation)
+    assert vars(again_probation) == vars(probation)
+    for state in (vars(budget), vars(again)):
+        state.pop("_rng")
+    assert vars(again) == vars(budget)
 
 
 def test_rays_own_list_of_checkpoints_may_be_cut_short_or_name_what_is_gone(tmp_path: Path) -> None:

@@ -30,11 +30,17 @@ from workers.checkpoint.files import LocalFile, StoreFile, closing_file
 _MEMORY_FILE_SYSTEMS = {0x01021994, 0x858458F6}  # tmpfs, ramfs
 
 
+def is_no_space(error: OSError) -> bool:
+    """Whether deleting something may help."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 class Store(Protocol):
     """What the checkpoint code needs of storage. Errors are OSErrors, with the path in them."""
 
     def make_dir(self, path: str) -> None:
-        """Create a directory and its parents, durably; an existing one is fine."""
+        """Create a directory and its parents, durably; an existing one is fine. The root must be there: if it is gone,
+        a new one would look like a run that never was."""
 
     def list_dir(self, path: str, *, fresh: bool = False) -> list[str]:
         """Sorted names; empty if there is no such directory. `fresh` defeats stale listings, and needs write access."""
@@ -87,6 +93,9 @@ class Store(Protocol):
     def in_memory(self) -> bool:
         """Whether the root lies on a file system that keeps its files in memory only."""
 
+    def free_bytes(self) -> int:
+        """What can still be written, as far as the file system knows; a quota may allow less."""
+
 
 class LocalStore:
     """A Store in a directory of a local or shared POSIX file system."""
@@ -103,6 +112,8 @@ class LocalStore:
 
     def make_dir(self, path: str) -> None:
         local = self.local_path(path)
+        if not self.root.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "the run directory has vanished", str(self.root))
         missing = [folder for folder in (local, *local.parents) if not folder.exists()]
         local.mkdir(parents=True, exist_ok=True)
         for folder in missing:
@@ -224,6 +235,10 @@ class LocalStore:
         if libc.statfs(os.fsencode(self.root), buffer) != 0:
             return False
         return (buffer[0] & 0xFFFFFFFF) in _MEMORY_FILE_SYSTEMS
+
+    def free_bytes(self) -> int:
+        found = os.statvfs(self.root)
+        return found.f_bavail * found.f_frsize
 
     def _write_temporary(self, path: str, data: bytes, points: str, context: Mapping[str, Any]) -> str:
         """A durable file beside `path`, under a name that no other process uses."""
