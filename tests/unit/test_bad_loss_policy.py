@@ -130,6 +130,7 @@ def create(archive: RunArchive, *, skip: set[BatchId], driver: str = "d") -> tup
         reason="failure",
         world_size=2,
         skip=skip,
+        suspects={},
         on_quarantine=lambda name, reason: None,
     )
     return created.record.skip
