@@ -26,11 +26,12 @@ from workers.failpoint import Arm
 cloudpickle.register_pickle_by_value(poisoned_loop)
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
-# Before anything is saved, at the end of an epoch, right after a save, and by an explosion that only a rank which
-# remembers the losses from before its restore can tell. Steps 1, 14, 21 and 31 meet them.
-POISON = [[0, 0], [0, 14], [1, 7]]
-EXPLODE = [[2, 3]]
-BAD = [(0, 0), (0, 14), (1, 7), (2, 3)]
+# Before anything is saved, at the end of an epoch, in a step that is to be saved, right after a save, and an explosion
+# that only a rank which remembers the losses from before its restore can tell. Steps 1, 14, 20, 21 and 31 meet them.
+POISON = [[0, 0], [0, 14], [1, 6], [1, 8]]
+EXPLODE = [[2, 4]]
+BAD = [(0, 0), (0, 14), (1, 6), (1, 8), (2, 4)]
+BAD_STEPS = [1, 14, 20, 21, 31]
 CONFIG = {"poison": POISON, "explode": EXPLODE}
 ROLLBACK: dict[str, Any] = {"on_bad_loss": "rollback", "loss_spike_factor": 50.0}
 
@@ -83,10 +84,14 @@ def test_after_a_rollback_the_run_goes_on_as_if_the_bad_batches_did_not_exist(
     tmp_path: Path, rolled_back: Path
 ) -> None:
     assert skips(rolled_back) == BAD
-    assert [entry["cause"] for entry in entries(rolled_back, "failure")] == ["loss"] * 4
-    assert entries(rolled_back, "failure")[3]["detail"]["limit"] > 0
+    failures = entries(rolled_back, "failure")
+    assert [(entry["cause"], entry["detail"]["step"]) for entry in failures] == [("loss", step) for step in BAD_STEPS]
+    assert failures[4]["detail"]["limit"] > 0
+    for generation, step in enumerate(BAD_STEPS, start=1):
+        saved = [entry["step"] for entry in entries(rolled_back, "commit") if entry["generation"] == generation]
+        assert all(one < step for one in saved)
     records = RunArchive(LocalStore(rolled_back)).scan().generations
-    assert [record.skip for record in records] == [tuple(BAD[:count]) for count in range(5)]
+    assert [record.skip for record in records] == [tuple(BAD[:count]) for count in range(6)]
     assert [record.source for record in records[:2]] == ["fresh", "fresh"]
     assert_consumed_once_without(rolled_back, BAD)
     without = harness.trainer(

@@ -7,6 +7,7 @@ import pytest
 import torch
 from fakes import Loop, Rig
 from torch import nn
+from torch.distributed.tensor import Partial
 
 from workers.data.course import SKIPPED_MAX
 from workers.data.journal import read_journal
@@ -111,6 +112,8 @@ def test_numbers_in_tensors_are_judged_and_what_is_no_number_is_refused(rig: Rig
     for value in ("high", torch.ones(2)):
         with pytest.raises(CallerError, match=r"session\.end_step\(loss=.*it has to be a number"):
             loop.session.end_step(loss=value)  # type: ignore[arg-type]
+    with pytest.raises(CallerError, match=r"grad_norm=.*holds a part; pass grad_norm\.full_tensor\(\)\.item\(\)"):
+        loop.session.end_step(grad_norm=Part())  # type: ignore[arg-type]
     end_badly(loop, loss=torch.tensor(math.nan))
 
 
@@ -128,6 +131,15 @@ def test_what_a_spike_is_measured_by_survives_a_restore(rig: Rig) -> None:
     again.next_batch()
     end_badly(again, loss=21.0)
     assert told(rig).detail["limit"] == 20.0
+
+
+class Part:
+    """A sharded tensor, as far as it matters here."""
+
+    placements = (Partial(),)
+
+    def __float__(self) -> float:
+        return 0.5
 
 
 # ---------------------------------------------------------------- after the rollback
