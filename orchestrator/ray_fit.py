@@ -42,7 +42,7 @@ def until_verdict(
         outcome = driver.ask_outcome(coordinator)
         if outcome is None or outcome.ended or not _may_pass(error):
             return result, outcome, error
-        described = f"{type(error).__name__}: {error}" if error else "its workers returned"
+        described = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}" if error else "its workers returned"
         following = driver.ask_round(coordinator, described)
         if following is None:
             return result, driver.ask_outcome(coordinator), error

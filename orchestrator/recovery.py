@@ -186,11 +186,12 @@ def judge(failure: Mapping[str, Any], budget: FailureBudget, probation: Probatio
 def excluded_nodes(ledger: Path, driver: str) -> set[str]:
     """The nodes that this driver leaves out, by the ledger's word."""
     excluded: set[str] = set()
+    mine = False
     for entry in read_ledger(ledger):
         match entry["kind"]:
-            case "coordinator" if entry["driver"] != driver:
-                excluded.clear()
-            case "node_excluded" if entry["left_out"]:
+            case "coordinator":
+                mine = entry["driver"] == driver
+            case "node_excluded" if mine and entry["left_out"]:
                 excluded.add(entry["node"])
             case "nodes_taken_back":
                 excluded.clear()

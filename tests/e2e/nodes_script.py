@@ -59,7 +59,8 @@ def node_of(status: dict[str, Any], rank: int) -> str:
 
 
 def drained(storage: Path, name: str, nodes: Nodes) -> None:
-    run = harness.Run(harness.trainer(storage, name, loops.train_loop, config=PACE, max_failures=0))
+    trainer = harness.trainer(storage, name, loops.train_loop, config=PACE, save_every_steps=None, max_failures=0)
+    run = harness.Run(trainer)
     status = run.status_when(lambda status: status["step"] >= 13)
     nodes.drain(node_of(status, 1), 60)
     after = run.status_when(lambda status: status["generation"] == 2 and status["step"] >= 13)

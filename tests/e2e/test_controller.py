@@ -11,12 +11,12 @@ PACE = {"pace_seconds": 0.05}
 
 
 def controller_of(cluster: Path) -> int:
-    """The process of Ray Train's controller in this cluster; the machine may have others."""
+    """The process of Ray Train's controller that is at work in this cluster; the machine may have other clusters."""
     found = []
     for process in psutil.process_iter():
         try:
             mine = str(cluster) in " ".join(process.parent().cmdline()) if process.parent() else False
-            if mine and process.cmdline()[:1] == ["ray::TrainController"]:
+            if mine and process.cmdline()[:1] == ["ray::TrainController.run"]:
                 found.append(process.pid)
         except psutil.Error:
             continue
