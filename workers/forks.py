@@ -8,6 +8,7 @@ import os
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,7 @@ class ForkedRank:
     store_port: int = 0
     generation: int | None = None
     kill_ordered: bool = False
+    ordered_at: float | None = None
     error: RankError | None = None
     stepped: bool = False
     killed: set[int] = field(default_factory=set)
@@ -58,6 +60,7 @@ class ForkedRank:
 
     def kill_on_order(self) -> None:
         # One that is dead already, which is about to be told, died by itself: that may be the first cause.
+        self.ordered_at = self.ordered_at or time.time()
         if self.pidfd >= 0 and not select.select([self.pidfd], [], [], 0)[0]:
             self.kill_ordered = True
         self.kill()

@@ -1,5 +1,6 @@
 """What an agent finds out about the death of its rank: its last words, and whether the kernel killed it for memory."""
 
+import signal
 from pathlib import Path
 
 from workers import last_words
@@ -27,13 +28,16 @@ class PostMortem:
     def exited(self, rank: ForkedRank, *, pid: int, code: int, at: float) -> RankExited:
         """The rank that is followed has ended, and all that it sent has been read."""
         generation = rank.generation or 0
-        killed_by_kernel = not rank.kill_ordered and self._memory.killed_by_kernel(code)
+        ordered = rank.kill_ordered and code == -signal.SIGKILL  # else it was dying when the order came
+        if not ordered and rank.ordered_at is not None:
+            at = min(at, rank.ordered_at)  # a busy machine may take seconds to tell of a death
+        killed_by_kernel = not ordered and self._memory.killed_by_kernel(code)
         detail = last_words.detail(
             rank.last_words_fd, code, run_dir=self._run_dir, generation=generation, rank=self._rank
         )
         if killed_by_kernel:
             detail["killer"] = "kernel"
-        if not rank.kill_ordered and self._memory.seen is not None:
+        if not ordered and self._memory.seen is not None:
             detail["memory"] = self._memory.seen.to_json()
         return RankExited(
             agent=self._agent,
@@ -41,7 +45,7 @@ class PostMortem:
             pid=pid,
             exit_code=code,
             at=at,
-            ordered=rank.kill_ordered,
+            ordered=ordered,
             step=rank.heartbeat.read().step,
             error=rank.error,
             out_of_memory=killed_by_kernel,

@@ -1,10 +1,10 @@
-"""A driver with a Ray of its own, that shares nothing with the tests' but the storage: `... STORAGE NAME STOP_AT`.
+"""A driver with a Ray of its own, that shares nothing with the tests' but the storage.
 
-STOP_AT names a fault point at which its coordinator stops in the middle of the save of step 30; "-" for none.
+`python own_ray_script.py RAY_DIRECTORY STORAGE NAME STOP_AT`. STOP_AT names a fault point at which its coordinator
+stops in the middle of the save of step 30; "-" for none. Whoever starts it removes RAY_DIRECTORY: it may be killed.
 """
 
 import sys
-import tempfile
 from pathlib import Path
 
 import cloudpickle
@@ -19,16 +19,14 @@ cloudpickle.register_pickle_by_value(loops)
 STEP = 30
 
 
-def main(storage: Path, name: str, stop_at: str) -> None:
+def main(ray_directory: str, storage: Path, name: str, stop_at: str) -> None:
     arms = [] if stop_at == "-" else [Arm(id="paused", point=stop_at, action="stop_rank", when={"step": STEP})]
-    with tempfile.TemporaryDirectory(prefix="lg-ray-", dir="/tmp", ignore_cleanup_errors=True) as directory:
-        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=directory)
-        try:
-            config = {"pace_seconds": 0.05}
-            harness.trainer(storage, name, loops.train_loop, config=config, failpoints=arms).fit()
-        finally:
-            ray.shutdown()
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=ray_directory)
+    try:
+        harness.trainer(storage, name, loops.train_loop, config={"pace_seconds": 0.05}, failpoints=arms).fit()
+    finally:
+        ray.shutdown()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4])

@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -79,13 +80,16 @@ class _Driver:
     def __init__(self, storage: Path, name: str, attacks: list[Attack]) -> None:
         self._storage, self._name = storage, name
         self._own_ray = any(attack.victim == "head" for attack in attacks)
+        self._ray_directories: list[str] = []
         self._log = open(storage / f"{name}.log", "w+", encoding="utf-8")  # noqa: SIM115
         self.process = self._start()
 
     def _start(self) -> "subprocess.Popen[bytes]":
         here = Path(__file__).parent
-        command = [str(here / "own_ray_script.py"), str(self._storage), self._name, "-"]
-        if not self._own_ray:
+        if self._own_ray:
+            self._ray_directories.append(tempfile.mkdtemp(prefix="lg-ray-"))
+            command = [str(here / "own_ray_script.py"), self._ray_directories[-1], str(self._storage), self._name, "-"]
+        else:
             address = ray.get_runtime_context().gcs_address
             command = [str(here / "driver_script.py"), address, str(self._storage), self._name]
         return subprocess.Popen([sys.executable, *command], stdout=self._log, stderr=subprocess.STDOUT)
@@ -154,6 +158,8 @@ class _Driver:
             self.process.kill()
             self.process.wait()
         self._log.close()
+        for directory in self._ray_directories:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Two drivers on one run, each with a Ray of its own: nothing but the storage tells them of each other."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -78,11 +79,14 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    started = []
+    started: list[FirstDriver] = []
+    directories: list[str] = []
 
     def start_first(tmpdir: Path, *, stop_at: str = "-", own_ray: bool = True) -> FirstDriver:
-        command = [str(HERE / "own_ray_script.py"), str(tmp_path), NAME, stop_at]
-        if not own_ray:
+        if own_ray:
+            directories.append(tempfile.mkdtemp(prefix="lg-ray-"))
+            command = [str(HERE / "own_ray_script.py"), directories[-1], str(tmp_path), NAME, stop_at]
+        else:
             command = [str(HERE / "driver_script.py"), ray.get_runtime_context().gcs_address, str(tmp_path), NAME]
         started.append(FirstDriver(tmp_path, tmpdir, command))
         return started[-1]
@@ -90,6 +94,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield start_first
     for first in started:
         first.close()
+    for directory in directories:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def restorable(run_dir: Path) -> str:

@@ -197,6 +197,29 @@ def test_a_rank_that_was_dead_before_the_order_to_kill_it_died_by_itself(zygote:
     assert zygote.wait_for_exit(rank) == -signal.SIGKILL
 
 
+def test_a_death_that_is_told_late_is_as_old_as_the_order_that_found_it_dead(zygote: Zygote, tmp_path: Path) -> None:
+    rank = zygote.fork()
+    said_by(rank, "ready")
+    os.kill(pid_of(rank), signal.SIGKILL)
+    assert select.select([rank.pidfd], [], [], DEADLINE_SECONDS)[0]
+    rank.kill_on_order()
+    post_mortem = PostMortem(agent="a", rank=1, run_dir=tmp_path)
+    told = post_mortem.exited(rank, pid=pid_of(rank), code=-signal.SIGKILL, at=time.time() + 60)
+    assert told.at <= time.time()
+    assert not told.ordered
+    assert zygote.wait_for_exit(rank) == -signal.SIGKILL
+
+
+def test_only_a_sigkill_can_be_the_order_to_end(zygote: Zygote, tmp_path: Path) -> None:
+    rank = zygote.fork()
+    said_by(rank, "ready")
+    rank.kill_on_order()
+    post_mortem = PostMortem(agent="a", rank=1, run_dir=tmp_path)
+    assert post_mortem.exited(rank, pid=pid_of(rank), code=-signal.SIGKILL, at=time.time()).ordered
+    assert not post_mortem.exited(rank, pid=pid_of(rank), code=-signal.SIGSEGV, at=time.time()).ordered
+    assert zygote.wait_for_exit(rank) == -signal.SIGKILL
+
+
 def test_a_rank_that_was_killed_on_order_twice_was_killed_on_order(zygote: Zygote) -> None:
     rank = zygote.fork()
     said_by(rank, "ready")
