@@ -288,7 +288,11 @@ class Lifecycle:
             suspects=self.probation.suspects,
         )
         entries = recovery.entries_of(self.config.driver, self.ledger.path)
-        path = await asyncio.to_thread(report.write, entries, self.config.driver)
+        writing = asyncio.to_thread(report.write, entries, self.config.driver)
+        try:
+            path = await asyncio.wait_for(writing, _SETTLE_SECONDS)
+        except TimeoutError:
+            path = None  # the storage stalls
         self.stop(report.error(path), event.error_type, report=path)
 
     async def _settle(self, delay_seconds: float, then: Proceed | GiveUp) -> None:

@@ -88,10 +88,14 @@ class StopReport:
         return "\n".join(lines)
 
     def write(self, entries: Iterable[Mapping[str, Any]], driver: str) -> str | None:
-        """Write the report into the run directory, under a new name; its path, None if the storage refuses."""
+        """Write the report into the run directory, under a new name; its path, None if the storage refuses.
+
+        `entries` may be read from there as well.
+        """
         name = f"report-g{self.failure['generation']:04d}-{driver}.txt"
-        text = self.text(entries)
+        text = self.text(())
         try:
+            text = self.text(entries)
             LocalStore(Path(self.run_dir)).write_atomic(name, text.encode())
         except OSError as error:
             logger.error("lastgood: the report could not be written (%s):\n%s", error, text)

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,3 +53,35 @@ def test_a_fraction_of_a_loop_of_one_round_is_its_start(tmp_path: Path) -> None:
     failpoint.arm([Arm(id="a", point="persist.block", action="raise", when={"index_fraction": 0.5})], tmp_path)
     with pytest.raises(failpoint.InjectedError):
         failpoint.hit("persist.block", index=0, total=1)
+
+
+def test_a_fault_may_fire_several_times_and_no_more_once_it_is_released(tmp_path: Path) -> None:
+    failpoint.arm([Arm(id="a", point="persist.fsync", action="eio", times=3)], tmp_path)
+    for _ in range(2):
+        with pytest.raises(OSError, match="injected"):
+            failpoint.hit("persist.fsync")
+    failpoint.release("a", tmp_path)
+    failpoint.hit("persist.fsync")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-2.json", "a.json", "a.released"]
+
+
+def test_a_pause_lasts_until_it_is_released(tmp_path: Path) -> None:
+    failpoint.arm([Arm(id="a", point="persist.fsync", action="pause")], tmp_path)
+    paused = threading.Thread(target=failpoint.hit, args=("persist.fsync",), daemon=True)
+    paused.start()
+    paused.join(0.1)
+    assert paused.is_alive()
+    failpoint.release("a", tmp_path)
+    paused.join(30)
+    assert not paused.is_alive()
+
+
+def test_how_often_a_fault_may_fire_is_bounded(tmp_path: Path) -> None:
+    failpoint.arm([Arm(id="a", point="persist.fsync", action="raise", times=2)], tmp_path)
+    fired = 0
+    for _ in range(5):
+        try:
+            failpoint.hit("persist.fsync")
+        except failpoint.InjectedError:
+            fired += 1
+    assert fired == 2

@@ -424,3 +424,14 @@ class ArbitraryOrders(RuleBasedStateMachine):
 
 ArbitraryOrders.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestArbitraryOrders = ArbitraryOrders.TestCase
+
+
+def test_a_failure_carries_the_exit_of_the_rank_to_blame_and_the_step_that_it_had_reached() -> None:
+    rendezvous = running()
+    rendezvous.progressed("d/g1-0", 1, 3)
+    last_words = exited(1, 1, at=2.0, step=7, log=("step 7", "out of luck"))
+    rendezvous.exited(last_words)
+    (verdict,) = rendezvous.exited(exited(0, 1, at=3.0, ordered=True, step=6))
+    assert isinstance(verdict, Judge)
+    assert verdict.failure.exit == last_words
+    assert verdict.failure.step == 7, "told with the exit: progress is only looked at now and then"

@@ -1,5 +1,6 @@
 """What a person is told about a run that was stopped."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,14 @@ def test_storage_that_refuses_the_report_leaves_the_error_without_a_path(tmp_pat
     gone = report(tmp_path / "gone")
     assert gone.write(ENTRIES, "d") is None
     assert "The report" not in gone.error(None)
+
+
+def test_a_ledger_that_cannot_be_read_leaves_the_error_without_a_path(tmp_path: Path) -> None:
+    def unreadable() -> Iterator[dict[str, Any]]:
+        raise OSError(5, "Input/output error")
+        yield
+
+    assert report(tmp_path).write(unreadable(), "d") is None
 
 
 @pytest.mark.parametrize("cause", sorted(set(CAUSES) - UNCHARGED))

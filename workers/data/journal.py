@@ -31,7 +31,7 @@ class SampleJournal:
     """Appends to one rank's journal of one generation; one writer at a time."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)  # without its parents: a run directory that vanished is not made anew
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._unwritten = b""
         _cut_torn_tail(self._file, path)
