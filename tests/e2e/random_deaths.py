@@ -88,7 +88,14 @@ class _Driver:
         here = Path(__file__).parent
         if self._own_ray:
             self._ray_directories.append(tempfile.mkdtemp(prefix="lg-ray-"))
-            command = [str(here / "own_ray_script.py"), self._ray_directories[-1], str(self._storage), self._name, "-"]
+            command = [
+                str(here / "own_ray_script.py"),
+                self._ray_directories[-1],
+                str(self._storage),
+                self._name,
+                "-",
+                "0.05",
+            ]
         else:
             address = ray.get_runtime_context().gcs_address
             command = [str(here / "driver_script.py"), address, str(self._storage), self._name]

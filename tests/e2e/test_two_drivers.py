@@ -82,10 +82,19 @@ def start(tmp_path: Path) -> Iterator[Start]:
     started: list[FirstDriver] = []
     directories: list[str] = []
 
-    def start_first(tmpdir: Path, *, stop_at: str = "-", own_ray: bool = True) -> FirstDriver:
+    def start_first(
+        tmpdir: Path, *, stop_at: str = "-", own_ray: bool = True, pace_seconds: float = 0.05
+    ) -> FirstDriver:
         if own_ray:
             directories.append(tempfile.mkdtemp(prefix="lg-ray-"))
-            command = [str(HERE / "own_ray_script.py"), directories[-1], str(tmp_path), NAME, stop_at]
+            command = [
+                str(HERE / "own_ray_script.py"),
+                directories[-1],
+                str(tmp_path),
+                NAME,
+                stop_at,
+                str(pace_seconds),
+            ]
         else:
             command = [str(HERE / "driver_script.py"), ray.get_runtime_context().gcs_address, str(tmp_path), NAME]
         started.append(FirstDriver(tmp_path, tmpdir, command))
@@ -129,10 +138,11 @@ def test_what_a_paused_driver_still_does_after_another_has_taken_over_changes_no
     harness.assert_equal_runs(first.run_dir, reference)
 
 
+@pytest.mark.slow
 def test_a_driver_is_refused_while_another_ones_processes_live_on_the_same_machine(
     tmp_path: Path, reference: Path, start: Start
 ) -> None:
-    first = start(Path(tempfile.gettempdir()))
+    first = start(Path(tempfile.gettempdir()), pace_seconds=0.6)  # so that it is at work until the other is refused
     wait_for(lambda: first.committed(harness.SAVE_EVERY), 90)
     with pytest.raises(EnvironmentProblem, match=r"processes of an earlier driver .* are still alive .*: pids \d"):
         Run(harness.trainer(tmp_path, NAME, loops.train_loop, takeover_seconds=0.5)).result()
