@@ -15,6 +15,7 @@ from typing import Any
 
 from orchestrator import corruption, handover, lifecycle, nodes, recovery
 from orchestrator.archive import RunArchive
+from orchestrator.crew import Crew, nodes_of
 from orchestrator.decide import rendezvous as rv
 from orchestrator.decide.budget import FailureBudget
 from orchestrator.decide.losses import WorkerLoss
@@ -35,6 +36,14 @@ from orchestrator.watch import Watch
 from workers import failpoint
 from workers.checkpoint.store import LocalStore
 from workers.errors import LastgoodError
+from workers.keeper_messages import (
+    GenerationDrained,
+    KeeperJoined,
+    PersistFailed,
+    ShardPersisted,
+    SnapshotSkipped,
+    Snapshotted,
+)
 from workers.messages import (
     AgentFailed,
     AgentJoined,
@@ -42,10 +51,6 @@ from workers.messages import (
     Event,
     Finish,
     FirstStep,
-    GenerationDrained,
-    KeeperJoined,
-    PersistFailed,
-    PersistOrder,
     RankExited,
     RankFinished,
     RankMemory,
@@ -57,9 +62,6 @@ from workers.messages import (
     Reported,
     RestoreFailed,
     SaveRefused,
-    ShardPersisted,
-    SnapshotSkipped,
-    Snapshotted,
     StacksDumped,
     StandbyLost,
     Standing,
@@ -94,6 +96,8 @@ class Coordinator:
             judged=before.judged,
             agents_before=frozenset(before.agents),
         )
+        self._keepers = KeeperRoster(lambda: nodes_of(self._rendezvous), self._mail.post)
+        self._crew = Crew(rendezvous=self._rendezvous, mail=self._mail, keepers=self._keepers)
         self._protection = ProtectionWatch(
             config.recovery,
             self._ledger,
@@ -110,17 +114,16 @@ class Coordinator:
             stalled_seconds=config.recovery.save_stalled_seconds,
             watch=self._protection,
             rebuilding=self._resuming,
-            post_to_rank_keeper=self._post_to_rank_keeper,
+            post_to_rank_keeper=self._crew.post_to_rank_keeper,
             post_to_keepers=lambda command: self._keepers.post_all(command),
-            post_to_agents=self._post_to_agents,
+            post_to_agents=self._crew.post_to_agents,
             on_committed=self._committed,
             on_fenced=lambda error: self._life.stop(str(error), type(error).__name__),
             on_corruption=self._put,
             on_given_up=lambda step, generation, reason: self._save_at_once.given_up(generation, step, reason),
         )
         self._reports = ReportSequence(self._mail.post)
-        self._keepers = KeeperRoster(self._nodes, self._mail.post)
-        self._node_watch = nodes.NodeWatch(self._nodes_in_use)
+        self._node_watch = nodes.NodeWatch(self._crew.nodes_in_use)
         self._save_at_once = SaveAtOnce(
             ledger=self._ledger,
             rendezvous=self._rendezvous,
@@ -159,7 +162,7 @@ class Coordinator:
             ledger=self._ledger,
             floor_seconds=config.recovery.hang_seconds_min,
             start_seconds_max=config.recovery.start_seconds_max,
-            post_to_agents=self._post_to_agents,
+            post_to_agents=self._crew.post_to_agents,
             post_to_node=self._keepers.post_to_node,
         )
         self._life = Lifecycle(
@@ -234,25 +237,7 @@ class Coordinator:
         return following
 
     async def status(self) -> dict[str, Any]:
-        members = self._rendezvous.members
-        return {
-            "state": self._rendezvous.phase.value,
-            "generation": self._rendezvous.generation,
-            "step": max((member.step for member in members.values()), default=-1),
-            "loss": self._loss,
-            "committed_step": self._committed_step,
-            "ranks": [
-                {
-                    "rank": rank,
-                    "pid": member.process.pid if member.process else None,
-                    "agent_pid": member.joined.pid,
-                    "node_id": member.joined.node,
-                    "step": member.step,
-                }
-                for rank, member in sorted(members.items())
-            ],
-            "keepers": [{"node_id": keeper.node, "pid": keeper.pid} for keeper in self._keepers.all()],
-        }
+        return {**self._crew.status(), "loss": self._loss, "committed_step": self._committed_step}
 
     # ------------------------------------------------------------ events
 
@@ -296,7 +281,7 @@ class Coordinator:
                 self._ledger.append(
                     "restored",
                     generation=event.generation,
-                    rank=self._rank_of(event.agent),
+                    rank=self._crew.rank_of(event.agent),
                     checkpoint=event.checkpoint,
                     step=event.step,
                     seconds=event.seconds,
@@ -311,7 +296,7 @@ class Coordinator:
             case StacksDumped():
                 self._watch.stacks(event)
             case RankReport():
-                if self._rank_of(event.agent) == 0:
+                if self._crew.rank_of(event.agent) == 0:
                     self._reports.metrics(event.metrics)
             case RankFinished():
                 rendezvous.rank_finished(event)
@@ -386,15 +371,15 @@ class Coordinator:
             self._life.stop(event.problem, "EnvironmentProblem")
             return
         if replaces_another:
-            self._saves.keeper_lost(self._ranks_on(event.node))
+            self._saves.keeper_lost(self._crew.ranks_on(event.node))
         self._resume_saves()
         await self._life.create_generation()
 
     async def _node_lost(self, node: str) -> None:
-        self._ledger.append("node_lost", node=node, ranks=self._ranks_on(node))
+        self._ledger.append("node_lost", node=node, ranks=self._crew.ranks_on(node))
         for generation, ranks in self._keepers.node_lost(node):
             self._saves.keeper_lost(ranks, generation)
-        await self._life.carry_out(self._rendezvous.agents_lost(self._ranks_on(node)))
+        await self._life.carry_out(self._rendezvous.agents_lost(self._crew.ranks_on(node)))
 
     def _resume_saves(self) -> None:
         """After a restart: once agents and keepers are back, take over the saves that were under way."""
@@ -406,20 +391,20 @@ class Coordinator:
 
     def _first_step(self, event: FirstStep) -> None:
         self._rendezvous.progressed(event.agent, event.generation, event.step, event.at)
-        rank = self._rank_of(event.agent)
+        rank = self._crew.rank_of(event.agent)
         self._ledger.append("first_step", generation=event.generation, rank=rank, step=event.step, at_step=event.at)
 
     async def _pulse(self, event: RankPulse) -> None:
         self._rendezvous.progressed(event.agent, event.generation, event.step, time.time())
         self._save_at_once.progressed(event.generation, event.step)
-        if event.loss is not None and self._rank_of(event.agent) == 0:
+        if event.loss is not None and self._crew.rank_of(event.agent) == 0:
             self._loss = event.loss
         cause = self._watch.pulse(event)
         if cause is not None:
             await self._life.fail(cause)
 
     def _save_refused(self, event: SaveRefused) -> None:
-        rank = self._rank_of(event.agent)
+        rank = self._crew.rank_of(event.agent)
         if rank is not None:
             # Those ranks that were not too late need not keep their snapshot of it.
             reason = f"step {event.newest_step} was finished when it was ordered"
@@ -435,27 +420,3 @@ class Coordinator:
         self._rounds.committed()
         self._probation.committed(checkpoint, step)
         self._reports.commit(step, str(self._config.run_dir / "checkpoints" / checkpoint))
-
-    # ------------------------------------------------------------ who is where
-
-    def _rank_of(self, agent: str) -> int | None:
-        return next((r for r, member in self._rendezvous.members.items() if member.joined.agent == agent), None)
-
-    def _ranks_on(self, node: str) -> list[int]:
-        return [rank for rank, member in self._rendezvous.members.items() if member.joined.node == node]
-
-    def _nodes(self) -> set[str]:
-        return {member.joined.node for member in self._rendezvous.members.values()}
-
-    def _nodes_in_use(self) -> set[str]:
-        return self._nodes() | {keeper.node for keeper in self._keepers.all()}
-
-    def _post_to_agents(self, command: Command) -> None:
-        for member in self._rendezvous.members.values():
-            self._mail.post(member.joined.agent, command)
-
-    def _post_to_rank_keeper(self, rank: int, command: PersistOrder) -> None:
-        member = self._rendezvous.members.get(rank)
-        node = self._keepers.places(command.generation).get(rank) or (member.joined.node if member else None)
-        if node is not None:
-            self._keepers.post_to_node(node, command)

@@ -13,8 +13,8 @@ from typing import Any
 
 from orchestrator.archive import RunArchive
 from orchestrator.decide import lineage, replicas
+from orchestrator.decide.failure import Cause
 from orchestrator.decide.orders import Corruption
-from orchestrator.decide.rendezvous import Cause
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.observe.ledger import read_ledger
 from workers.checkpoint.digests import file_header

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.decide import notices as nt
-from orchestrator.decide.rendezvous import Cause, Failure, Member, Phase, Rendezvous
+from orchestrator.decide.failure import Cause, Failure
+from orchestrator.decide.rendezvous import Member, Phase, Rendezvous
 from orchestrator.decide.save_order import SaveDone
 from orchestrator.observe.ledger import Ledger
 from orchestrator.save_at_once import SaveAtOnce

@@ -17,6 +17,7 @@ from orchestrator.archive import RunArchive
 from orchestrator.decide import bad_loss
 from orchestrator.decide import rendezvous as rv
 from orchestrator.decide.budget import FailureBudget, Retry, Stop
+from orchestrator.decide.failure import Cause, Failure
 from orchestrator.decide.probation import Probation
 from orchestrator.handover import Handover
 from orchestrator.mailbox import Mailboxes
@@ -29,7 +30,8 @@ from orchestrator.save_at_once import SaveAtOnce
 from orchestrator.saves import Saves
 from workers.data.course import BatchId
 from workers.errors import Fenced, LastgoodError, TrainingDiverged, TrainingFailed
-from workers.messages import EndGeneration, Finish, KillRank, RestoreOrder, StartRank
+from workers.keeper_messages import EndGeneration
+from workers.messages import Finish, KillRank, RestoreOrder, StartRank
 
 logger = logging.getLogger("lastgood")
 
@@ -56,7 +58,7 @@ class Proceed:
 class GiveUp:
     """The run ends because of this failure, whose `entry` the ledger has."""
 
-    failure: rv.Failure
+    failure: Failure
     entry: dict[str, Any]
     reason: str
     error_type: str = "TrainingFailed"
@@ -91,7 +93,7 @@ class Lifecycle:
     _noticed_at: float | None = None
     checkpoint: str | None = None
     _restore_order: RestoreOrder | None = None
-    _judging: rv.Failure | None = None
+    _judging: Failure | None = None
     _refused_since: float | None = None
     _waiting: asyncio.Task[None] | None = None
 
@@ -194,7 +196,7 @@ class Lifecycle:
 
     # ------------------------------------------------------------ failures
 
-    async def fail(self, cause: rv.Cause) -> None:
+    async def fail(self, cause: Cause) -> None:
         """Something is wrong with the running generation, though its ranks run: end it."""
         self.notice_exit(self.rendezvous.generation)
         await self.carry_out(self.rendezvous.fail(cause))
@@ -204,7 +206,7 @@ class Lifecycle:
         if generation == self.rendezvous.generation and self.rendezvous.phase is rv.Phase.RUNNING:
             self._noticed_at = time.time()
 
-    def _drain(self, failure: rv.Failure) -> None:
+    def _drain(self, failure: Failure) -> None:
         """A generation is over: first let the keepers take in what its ranks had still told them."""
         self._judging = failure
         self.keepers.await_drained()
@@ -218,7 +220,7 @@ class Lifecycle:
             self._judging = None
             await self._judge(failure)
 
-    async def _judge(self, failure: rv.Failure) -> None:
+    async def _judge(self, failure: Failure) -> None:
         """Write down why the generation ended, and go on or stop."""
         failure = self.handover.judged(failure)
         entry = {
@@ -252,10 +254,10 @@ class Lifecycle:
         await self.rounds.judged(failure, self.reports.last)
         self._wait_in_background(self._settle(verdict.delay_seconds, Proceed("failure")))
 
-    def _answer_to_loss(self, cause: rv.Cause) -> bad_loss.Skip | Stop:
+    def _answer_to_loss(self, cause: Cause) -> bad_loss.Skip | Stop:
         return bad_loss.answer(cause.detail, self.config.recovery.on_bad_loss, self.skipped)
 
-    def _skip(self, failure: rv.Failure, skip: bad_loss.Skip) -> None:
+    def _skip(self, failure: Failure, skip: bad_loss.Skip) -> None:
         """Decided once it is in the ledger; every generation from the next one on passes over these batches."""
         detail = failure.first.detail
         logger.warning("lastgood: the run goes on without %d batches: %s", len(skip.batches), skip.batches)

@@ -12,9 +12,9 @@ from typing import Any
 from orchestrator.archive import GENERATIONS_DIR, LineageMoved, RunArchive
 from orchestrator.decide import ladder, lineage
 from orchestrator.decide.budget import FailureBudget, Retry, Stop
+from orchestrator.decide.failure import Cause, Failure
 from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord
 from orchestrator.decide.probation import Probation
-from orchestrator.decide.rendezvous import Cause, Failure
 from orchestrator.observe.ledger import read_ledger
 from orchestrator.observe.report import StopReport
 from orchestrator.outcome import Outcome

@@ -8,7 +8,8 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from workers.messages import Command, KeeperJoined
+from workers.keeper_messages import KeeperJoined
+from workers.messages import Command
 
 _WANTED_SECONDS = 10.0
 _GENERATIONS_KEPT = 8

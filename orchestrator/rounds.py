@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from orchestrator.decide.failure import Failure
 from orchestrator.decide.nodes import NodeBlame
-from orchestrator.decide.rendezvous import Failure, Rendezvous
+from orchestrator.decide.rendezvous import Rendezvous
 from orchestrator.decide.rounds import ENDS_MAX, RayRounds
 from orchestrator.nodes import NodeWatch
 from orchestrator.observe.ledger import Ledger

@@ -18,17 +18,16 @@ from workers import failpoint
 from workers.checkpoint.manifest import Manifest, checkpoint_name
 from workers.checkpoint.store import is_no_space
 from workers.errors import Fenced, LastgoodError
-from workers.messages import (
-    Command,
+from workers.keeper_messages import (
     KeeperJoined,
     PersistFailed,
     PersistOrder,
     ReleaseOrder,
-    SaveOutcome,
     ShardPersisted,
     SnapshotSkipped,
     Snapshotted,
 )
+from workers.messages import Command, SaveOutcome
 
 logger = logging.getLogger("lastgood")
 

@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable
 
 from orchestrator.decide.detector import Cleared, Decision, HangDetector, Hung, Silent, Suspect
-from orchestrator.decide.rendezvous import Cause, Phase, Rendezvous
+from orchestrator.decide.failure import Cause
+from orchestrator.decide.rendezvous import Phase, Rendezvous
 from orchestrator.decide.straggler import StragglerFinder
 from orchestrator.observe.ledger import Ledger
-from workers.messages import Command, DumpStacks, KillAgent, RankPulse, StacksDumped
+from workers.keeper_messages import KillAgent
+from workers.messages import Command, DumpStacks, RankPulse, StacksDumped
 
 logger = logging.getLogger("lastgood")
 

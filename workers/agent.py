@@ -15,9 +15,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import ray
@@ -26,7 +24,6 @@ import ray.train
 from workers import processes, termination
 from workers.forks import ForkedRank, ZygoteClient
 from workers.keeper import keeper_address
-from workers.last_words import stacks_file
 from workers.link import Link
 from workers.messages import (
     AgentFailed,
@@ -50,18 +47,14 @@ from workers.messages import (
     SaveAt,
     SaveOutcome,
     SaveRefused,
-    StacksDumped,
     StandbyLost,
     StartRank,
     Terminated,
 )
+from workers.observer import RankObserver
 from workers.orders import LoopSettings, RankOrders
-from workers.post_mortem import PostMortem
 from workers.processes import ProcessId
-from workers.pulses import PulseTaker
-from workers.rank_log import RankLog
 from workers.reporter import Reporter
-from workers.stacks import dump_stacks
 
 logger = logging.getLogger("lastgood")
 
@@ -110,10 +103,8 @@ class Agent:
         placement_group = ray.util.get_current_placement_group()
         self._config = config
         self._id = f"{config.driver}/agent-{uuid.uuid4().hex[:12]}"
+        self._context = context
         self._rank_number = context.get_world_rank()
-        self._local_rank = context.get_local_rank()
-        self._local_world_size = context.get_local_world_size()
-        self._world_size = context.get_world_size()
         self._group = placement_group.id.hex() if placement_group else "none"
         self._node = ray.get_runtime_context().get_node_id()
         self._node_ip = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
@@ -128,12 +119,15 @@ class Agent:
         self._last_exit: RankExited | None = None
         self._last_report: int | None = None
         self._lost: str | None = None
-        self._pulses = PulseTaker()
-        self._log = RankLog()
         self._leaving = False
         self._terminated: Terminated | None = None
         self._lock = processes.RunLock(config.run, config.driver)
-        self._post_mortem = PostMortem(agent=self._id, rank=self._rank_number, run_dir=config.settings.run_dir)
+        self._observer = RankObserver(
+            agent=self._id,
+            rank=self._rank_number,
+            run_dir=config.settings.run_dir,
+            tell=lambda event: self._link.tell(event),
+        )
         # First thing, since it takes seconds: joining goes on meanwhile.
         self._zygote = self._start_zygote()
         self._reporter = Reporter(lambda event: self._link.tell(event), self._id)
@@ -203,8 +197,8 @@ class Agent:
                 self._from_zygote(*received)
             elif ranks[fd].channel.fileno() == fd:  # else its end was told in this round
                 self._from_rank(ranks[fd])
-        self._tell_pulse()
-        self._tell_memory()
+        if self._current is not None:
+            self._observer.look(self._current)
 
     def _queue(self, command: Command) -> None:
         with self._commands_lock:
@@ -230,7 +224,8 @@ class Agent:
                 case KillRank():
                     self._kill_rank(command.generation)
                 case DumpStacks():
-                    self._dump_stacks(command)
+                    if self._current is not None:
+                        self._observer.dump_stacks(self._current, command)
                 case SaveOutcome():
                     self._pass_on(command.generation, "save_outcome", command)
                 case SaveAt():
@@ -255,14 +250,14 @@ class Agent:
             return
         self._standby, self._current, self._finished = None, rank, None
         rank.generation = command.generation
-        self._log.rank_begins()
+        self._observer.rank_begins()
         settings = {item.name: getattr(self._config.settings, item.name) for item in fields(LoopSettings)}
         orders = RankOrders(
             **settings,
             generation=command.generation,
             rank=command.rank,
             local_rank=command.local_rank,
-            local_world_size=self._local_world_size,
+            local_world_size=self._context.get_local_world_size(),
             world_size=command.world_size,
             threads=self._threads,
             store_host=command.store_host,
@@ -273,7 +268,7 @@ class Agent:
         )
         with contextlib.suppress(OSError):  # it has just died, which the zygote tells
             rank.channel.send("start", orders=orders.to_json())
-        self._post_mortem.follow(rank)
+        self._observer.follow(rank)
         self._link.tell(RankStarted(agent=self._id, generation=command.generation, process=rank.process))
 
     def _kill_rank(self, generation: int) -> None:
@@ -334,8 +329,7 @@ class Agent:
             continue  # its last words
         if rank is self._current:
             self._current = None
-            exited = self._post_mortem.exited(rank, pid=pid, code=code, at=at)
-            self._last_exit = replace(exited, log=self._log.last_lines())
+            self._last_exit = self._observer.exited(rank, pid=pid, code=code, at=at)
             self._link.tell(self._last_exit)
         else:
             self._standby = None
@@ -387,38 +381,14 @@ class Agent:
                 rank.error = RankError(**message)
         return True
 
-    def _tell_pulse(self) -> None:
-        pulse = self._pulses.take(self._id, self._current) if self._current is not None else None
-        if pulse is not None:
-            self._link.tell(pulse)
-
-    def _dump_stacks(self, order: DumpStacks) -> None:
-        rank = self._current
-        if rank is None or rank.process is None or rank.generation != order.generation:
-            return
-        file = stacks_file(order.generation, self._rank_number, order.name)
-        last_words_fd = os.dup(rank.last_words_fd)  # the rank may be gone and forgotten before this is done
-        dump = partial(dump_stacks, rank.process, last_words_fd, self._config.settings.run_dir, file)
-        # On a thread of its own: it takes a while, and the storage may be what hangs.
-        work = partial(self._tell_stacks, partial(dump, agent=self._id, generation=order.generation))
-        threading.Thread(target=work, name="lastgood-stacks", daemon=True).start()
-
-    def _tell_stacks(self, dump: Callable[[], StacksDumped]) -> None:
-        self._link.tell(dump())
-
-    def _tell_memory(self) -> None:
-        rank = self._current
-        if rank is not None and (memory := self._post_mortem.look(rank)) is not None:
-            self._link.tell(memory)
-
     def _introduce(self) -> AgentJoined:
         current, standby = self._current, self._standby
         return AgentJoined(
             agent=self._id,
             group=self._group,
             rank=self._rank_number,
-            local_rank=self._local_rank,
-            world_size=self._world_size,
+            local_rank=self._context.get_local_rank(),
+            world_size=self._context.get_world_size(),
             node=self._node,
             node_ip=self._node_ip,
             pid=os.getpid(),

@@ -24,9 +24,7 @@ from workers.checkpoint.persist import write_shard
 from workers.checkpoint.slots import Slot, SlotState
 from workers.checkpoint.store import LocalStore, is_no_space
 from workers.groups import GroupRecord
-from workers.link import Link
-from workers.messages import (
-    Command,
+from workers.keeper_messages import (
     EndGeneration,
     GenerationDrained,
     HeldSnapshot,
@@ -39,6 +37,8 @@ from workers.messages import (
     SnapshotSkipped,
     Snapshotted,
 )
+from workers.link import Link
+from workers.messages import Command
 from workers.processes import ProcessId
 from workers.wire import Channel, accept, listen
 

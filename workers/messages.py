@@ -7,7 +7,7 @@ generation carries its number, so that a late one is recognised and dropped.
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from workers.checkpoint.manifest import ShardRecord
+from workers.keeper_messages import KeeperCommand, KeeperEvent
 from workers.memory_watch import MemorySeen
 from workers.processes import ProcessId
 
@@ -332,128 +332,6 @@ class Finish:
     last_report: int
 
 
-# ---------------------------------------------------------------- from keepers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldSnapshot:
-    """A complete snapshot in a keeper's memory; `attempt`: the last one that it was ordered to write of it, or 0."""
-
-    rank: int
-    generation: int
-    step: int
-    attempt: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardPersisted:
-    """A keeper's receipt: the shard is durable and was read back. Identity, progress and replicas come from the shard's
-    document; replicas is {} if nothing is to be compared."""
-
-    rank: int
-    generation: int
-    step: int
-    attempt: int
-    shard: ShardRecord
-    snapshot_at: float
-    durable_seconds: float
-    verify_seconds: float
-    identity: dict[str, Any] = field(default_factory=dict)
-    progress: dict[str, Any] = field(default_factory=dict)
-    replicas: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeeperJoined:
-    keeper: str
-    node: str
-    pid: int
-    snapshots: tuple[HeldSnapshot, ...]
-    receipts: tuple[ShardPersisted, ...]
-    problem: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshotted:
-    """`again`: the rank wants this step saved also if it is committed already, for it knows more of it now."""
-
-    keeper: str
-    snapshot: HeldSnapshot
-    again: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotSkipped:
-    """A rank had no free slot at a step at which it should have taken a snapshot."""
-
-    keeper: str
-    rank: int
-    generation: int
-    step: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PersistFailed:
-    """`transient`: another attempt may succeed. `no_space`: it may once something is deleted."""
-
-    keeper: str
-    rank: int
-    generation: int
-    step: int
-    attempt: int
-    error: str
-    transient: bool
-    no_space: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationDrained:
-    """The ranks of generations up to this one are gone, and all that they had told this keeper has been passed on."""
-
-    keeper: str
-    generation: int
-
-
-# ---------------------------------------------------------------- to keepers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PersistOrder:
-    """Write this rank's snapshot of `step` into the directory of that attempt."""
-
-    rank: int
-    world_size: int
-    generation: int
-    step: int
-    attempt: int
-    checkpoint: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseOrder:
-    """Slots of `generation` that hold a step up to `upto_step`, except those in `keep`, may be used again."""
-
-    generation: int
-    upto_step: int
-    keep: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndGeneration:
-    """Kill what is left of the rank groups of generations up to this one."""
-
-    generation: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KillAgent:
-    """To the keeper of its node: the agent says nothing any more; end its process, so that Ray replaces it."""
-
-    pid: int
-    start_ticks: int
-
-
 AgentEvent = (
     AgentJoined
     | RankReady
@@ -473,21 +351,8 @@ AgentEvent = (
     | Terminated
     | SaveRefused
 )
-KeeperEvent = KeeperJoined | Snapshotted | SnapshotSkipped | ShardPersisted | PersistFailed | GenerationDrained
 Event = AgentEvent | KeeperEvent
 Command = (
-    StartRank
-    | KillRank
-    | KillAgent
-    | DumpStacks
-    | SaveOutcome
-    | SaveAt
-    | Report
-    | AskDraining
-    | Leave
-    | Finish
-    | PersistOrder
-    | ReleaseOrder
-    | EndGeneration
+    StartRank | KillRank | DumpStacks | SaveOutcome | SaveAt | Report | AskDraining | Leave | Finish | KeeperCommand
 )
 Standing = Literal["member", "unknown", "stale"]

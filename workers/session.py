@@ -24,12 +24,12 @@ from workers.bad_step import end_rank, judge
 from workers.checkpoint.reader import CheckpointReader
 from workers.checkpoint.store import LocalStore
 from workers.checkpoint.tensors import CapturedState
-from workers.data.journal import SampleJournal
 from workers.data.loader import ShardedLoader
 from workers.errors import CallerError, CheckpointDamaged
 from workers.heartbeat import HeartbeatPage
 from workers.loss_guard import LossGuard
 from workers.orders import RankOrders
+from workers.sample_notes import SampleNotes
 from workers.saving import Saver
 from workers.state.certificate import rebased
 from workers.state.identity import Identity, capture_identity, check_identity, compare
@@ -84,7 +84,7 @@ class Session:
         self._saver = Saver(orders, agent=agent, page=page)
         self._store = LocalStore(orders.run_dir)
         self._loader: ShardedLoader | None = None
-        self._journal: SampleJournal | None = None
+        self._notes: SampleNotes | None = None
         self._identity: Identity | None = None
         self._metrics: dict[str, Any] = {}
         self._step_started = time.monotonic()
@@ -150,14 +150,7 @@ class Session:
             self._loader = data
             data.between_batches = self._between_batches
             if self._orders.record_samples:
-                self._open_journal()
-
-    def _open_journal(self) -> None:
-        name = f"samples/g{self.generation:04d}-rank-{self.rank:05d}.jsonl"
-        try:
-            self._journal = SampleJournal(self._orders.run_dir / name)
-        except OSError as error:
-            logger.warning("rank %d: consumed samples are not recorded, %s: %s", self.rank, name, error)
+                self._notes = SampleNotes(self._orders, data)
 
     def restore(self, allow: Iterable[str] = ()) -> bool:
         """Continue from the checkpoint that the coordinator chose; False on a fresh start.
@@ -189,7 +182,8 @@ class Session:
             self._restore_from(order.checkpoint, tuple(allow))
         elif self._loader is not None:
             self._loader.skip_batches(self._orders.skip)
-        self._note_skips()
+        if self._notes is not None:
+            self._notes.skips()
         self._restored = True
         self._page.beat(phase="training", step=self.step)
         self._agent.send(
@@ -240,15 +234,6 @@ class Session:
             logger.info("rank %d: the run had finished at step %d", self.rank, self.step)
             self._loader.ended = True
         self._progress = replace(self._progress, finished=False)
-
-    def _note_skips(self) -> None:
-        if self._journal is None or self._loader is None or self.rank != 0:
-            return
-        try:
-            for epoch, batch in self._loader.skipped:
-                self._journal.skipped(epoch, batch, self._loader.order.global_batch_ids(epoch, batch))
-        except OSError as error:
-            logger.warning("rank %d: the sample journal cannot be written: %s", self.rank, error)
 
     # ------------------------------------------------------------ training
 
@@ -320,20 +305,9 @@ class Session:
             training_seconds=self._progress.training_seconds + step_seconds,
         )
         self._step_started = now
-        if self._journal is not None and loader is not None:
-            self._write_journal(self._journal, loader, consumed, epoch_before)
+        if self._notes is not None:
+            self._notes.step(self.step, consumed, epoch_before=epoch_before)
         return step_seconds
-
-    def _write_journal(
-        self, journal: SampleJournal, loader: ShardedLoader, consumed: list[tuple[int, int]], epoch_before: int
-    ) -> None:
-        try:
-            journal.record(self.step, consumed)
-            for epoch in range(epoch_before, loader.epoch) if self.rank == 0 else ():
-                journal.dropped(epoch, loader.dropped_ids(epoch))
-        except OSError as error:
-            # What was not written goes with the next line; a full disk must not end the run.
-            logger.warning("rank %d: the sample journal cannot be written: %s", self.rank, error)
 
     def save_now(self, *, wait: bool = False) -> bool:
         """Save the state of the last finished step, on all ranks alike; call it right after `end_step`.

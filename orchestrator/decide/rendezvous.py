@@ -8,18 +8,15 @@ old one as a whole); the coordinator was restarted in between (agents say what t
 generation goes on).
 """
 
-import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
+from orchestrator.decide.failure import Cause, Failure, cause_of, earliest
 from orchestrator.decide.losses import Losses
 from workers.memory_watch import MemorySeen
-from workers.messages import AgentJoined, RankError, RankExited, RankFinished
+from workers.messages import AgentJoined, RankExited, RankFinished
 from workers.processes import ProcessId
-
-_REAP_SECONDS = 1.0
 
 
 class Phase(Enum):
@@ -30,34 +27,6 @@ class Phase(Enum):
     JUDGING = "judging"
     FINISHED = "finished"
     STOPPED = "stopped"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
-    """Why one rank ended, or why its generation had to.
-
-    `rank`: -1 if no single rank is to blame. `exit_code`: None if no process ended by itself. `at`: Unix time, of the
-    exception if there was one, else of the exit. `detail`: further facts for the ledger, JSON values.
-    """
-
-    rank: int
-    kind: str
-    exit_code: int | None
-    at: float
-    error: RankError | None = None
-    detail: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """A generation's end: what came first, and what followed from it. `step`: the last one that any rank finished.
-    `exit`: of the rank to blame, None if its agent has not told it."""
-
-    generation: int
-    first: Cause
-    echoes: tuple[Cause, ...]
-    step: int
-    exit: RankExited | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,7 +310,7 @@ class Rendezvous:
 
     def _note_exit(self, rank: int, event: RankExited) -> None:
         """Its cause, unless it was killed because of another; also told twice it counts once."""
-        cause = _cause_of(rank, event)
+        cause = cause_of(rank, event)
         if (not event.ordered or event.error is not None) and cause not in self._causes:
             self._causes.append(cause)
 
@@ -363,7 +332,7 @@ class Rendezvous:
         if any(member.generation is not None for member in self.members.values()):
             return []
         self.phase = Phase.JUDGING
-        causes = sorted(self._causes, key=_earliest)
+        causes = sorted(self._causes, key=earliest)
         if not causes:
             causes = [Cause(rank=-1, kind="unknown", exit_code=None, at=0.0)]
         return [
@@ -384,30 +353,3 @@ class Rendezvous:
             return []
         self.phase = Phase.FINISHED
         return [AllFinished(generation=self.generation, finished=first)]
-
-
-def _earliest(cause: Cause) -> float:
-    """When it began, as far as can be told: a process that ends is reaped only after its memory is given back."""
-    without_a_word = cause.exit_code is not None and cause.error is None
-    # SIGABRT is how a library gives up, often because a peer is gone. Nobody else's failure sends the other signals, or
-    # makes a process exit without an exception.
-    return cause.at - _REAP_SECONDS if without_a_word and cause.exit_code != -signal.SIGABRT else cause.at
-
-
-def _cause_of(rank: int, event: RankExited) -> Cause:
-    if event.out_of_memory:
-        kind = "oom"
-    elif event.error is not None:
-        kind = event.error.cause
-    elif event.exit_code < 0:
-        kind = "signal"
-    else:
-        kind = "exit"
-    return Cause(
-        rank=rank,
-        kind=kind,
-        exit_code=event.exit_code,
-        at=min(event.at, event.error.at) if event.error else event.at,
-        error=event.error,
-        detail={**event.detail, **(event.error.detail if event.error else {})},
-    )

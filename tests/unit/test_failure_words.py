@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.decide.rendezvous import Cause, Failure
+from orchestrator.decide.failure import Cause, Failure
 from orchestrator.recovery import describe, stop_report
 from workers.messages import RankError
 

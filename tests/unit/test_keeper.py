@@ -21,7 +21,7 @@ from workers.checkpoint import persist
 from workers.checkpoint.manifest import CHECKPOINTS_DIR, checkpoint_name
 from workers.checkpoint.slots import Slot, SlotState
 from workers.keeper import Keeper, keeper_address
-from workers.messages import (
+from workers.keeper_messages import (
     EndGeneration,
     GenerationDrained,
     HeldSnapshot,

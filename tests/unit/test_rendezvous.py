@@ -6,10 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from orchestrator.decide.failure import Cause
 from orchestrator.decide.losses import WorkerLoss
 from orchestrator.decide.rendezvous import (
     AllFinished,
-    Cause,
     CreateGeneration,
     Decision,
     EndRanks,

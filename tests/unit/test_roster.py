@@ -1,7 +1,8 @@
 """Which keeper is told what, and who is waited for."""
 
 from orchestrator.roster import KeeperRoster
-from workers.messages import Command, EndGeneration, KeeperJoined
+from workers.keeper_messages import EndGeneration, KeeperJoined
+from workers.messages import Command
 
 END = EndGeneration(generation=1)
 

@@ -8,8 +8,9 @@ import pytest
 from ray.train import ScalingConfig
 
 from orchestrator import ray_fit
+from orchestrator.decide.failure import Cause, Failure
 from orchestrator.decide.nodes import FAILURES_MAX
-from orchestrator.decide.rendezvous import Cause, Failure, Rendezvous
+from orchestrator.decide.rendezvous import Rendezvous
 from orchestrator.decide.rounds import ENDS_MAX
 from orchestrator.nodes import NodeWatch
 from orchestrator.observe.ledger import Ledger, read_ledger

@@ -16,7 +16,8 @@ from fakes import DEADLINE_SECONDS, make_orders
 
 from workers import processes
 from workers.forks import ForkedRank, ZygoteClient
-from workers.post_mortem import PostMortem
+from workers.messages import RankMemory, RankPulse, StacksDumped
+from workers.observer import RankObserver
 
 # Importing torch takes seconds, more on a machine that does other things as well.
 PRELOAD_SECONDS = 120.0
@@ -203,8 +204,8 @@ def test_a_death_that_is_told_late_is_as_old_as_the_order_that_found_it_dead(zyg
     os.kill(pid_of(rank), signal.SIGKILL)
     assert select.select([rank.pidfd], [], [], DEADLINE_SECONDS)[0]
     rank.kill_on_order()
-    post_mortem = PostMortem(agent="a", rank=1, run_dir=tmp_path)
-    told = post_mortem.exited(rank, pid=pid_of(rank), code=-signal.SIGKILL, at=time.time() + 60)
+    observer = RankObserver(agent="a", rank=1, run_dir=tmp_path, tell=lambda event: None)
+    told = observer.exited(rank, pid=pid_of(rank), code=-signal.SIGKILL, at=time.time() + 60)
     assert told.at <= time.time()
     assert not told.ordered
     assert zygote.wait_for_exit(rank) == -signal.SIGKILL
@@ -214,9 +215,9 @@ def test_only_a_sigkill_can_be_the_order_to_end(zygote: Zygote, tmp_path: Path) 
     rank = zygote.fork()
     said_by(rank, "ready")
     rank.kill_on_order()
-    post_mortem = PostMortem(agent="a", rank=1, run_dir=tmp_path)
-    assert post_mortem.exited(rank, pid=pid_of(rank), code=-signal.SIGKILL, at=time.time()).ordered
-    assert not post_mortem.exited(rank, pid=pid_of(rank), code=-signal.SIGSEGV, at=time.time()).ordered
+    observer = RankObserver(agent="a", rank=1, run_dir=tmp_path, tell=lambda event: None)
+    assert observer.exited(rank, pid=pid_of(rank), code=-signal.SIGKILL, at=time.time()).ordered
+    assert not observer.exited(rank, pid=pid_of(rank), code=-signal.SIGSEGV, at=time.time()).ordered
     assert zygote.wait_for_exit(rank) == -signal.SIGKILL
 
 
@@ -236,20 +237,22 @@ def test_a_native_crash_is_told_with_its_stack_and_with_the_memory_that_the_rank
     rank = zygote.fork()
     said_by(rank, "ready")
     rank.generation = 4
-    post_mortem = PostMortem(agent="a", rank=1, run_dir=tmp_path)
-    post_mortem.follow(rank)
-    seen = post_mortem.look(rank)
-    assert seen is not None
-    assert (seen.agent, seen.generation) == ("a", 4)
+    said: list[RankPulse | RankMemory | StacksDumped] = []
+    observer = RankObserver(agent="a", rank=1, run_dir=tmp_path, tell=said.append)
+    observer.follow(rank)
+    observer.look(rank)
+    observer.look(rank)
+    assert [(type(one), one.agent, one.generation) for one in said] == [(RankPulse, "a", 4), (RankMemory, "a", 4)]
     os.kill(pid_of(rank), signal.SIGSEGV)
     assert select.select([rank.pidfd], [], [], DEADLINE_SECONDS)[0]
-    told = post_mortem.exited(rank, pid=pid_of(rank), code=-signal.SIGSEGV, at=5.0)
+    told = observer.exited(rank, pid=pid_of(rank), code=-signal.SIGSEGV, at=5.0)
     assert zygote.wait_for_exit(rank) == -signal.SIGSEGV
     assert (told.generation, told.ordered, told.out_of_memory) == (4, False, False)
     assert told.detail["signal"] == "SIGSEGV"
     assert "rank.py" in told.detail["stack"]
     assert (tmp_path / told.detail["stacks_file"]).name == "g0004-rank-00001-crash.txt"
-    assert told.detail["memory"] == seen.memory.to_json()
+    assert isinstance(said[1], RankMemory)
+    assert told.detail["memory"] == said[1].memory.to_json()
 
 
 def test_a_rank_that_gets_no_orders_ends_by_itself(zygote: Zygote) -> None:
