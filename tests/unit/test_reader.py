@@ -203,8 +203,7 @@ def test_a_storage_error_while_reading_is_not_taken_for_damage(tmp_path: Path) -
 
 def test_snapshots_in_memory_are_read_by_the_same_reader(tmp_path: Path) -> None:
     states = two_ranks()
-    (tmp_path / "disk").mkdir()
-    manifest = save(LocalStore(tmp_path / "disk"), states)
+    manifest = save(LocalStore(tmp_path), states)
     slots = [write_image(state)[0] for state in states]
 
     class Snapshots:

@@ -428,7 +428,7 @@ TestArbitraryOrders = ArbitraryOrders.TestCase
 
 def test_a_failure_carries_the_exit_of_the_rank_to_blame_and_the_step_that_it_had_reached() -> None:
     rendezvous = running()
-    rendezvous.progressed("d/g1-0", 1, 3)
+    rendezvous.progressed("d/g1-0", 1, 3, 0.0)
     last_words = exited(1, 1, at=2.0, step=7, log=("step 7", "out of luck"))
     rendezvous.exited(last_words)
     (verdict,) = rendezvous.exited(exited(0, 1, at=3.0, ordered=True, step=6))

@@ -342,7 +342,7 @@ def test_a_sample_journal_that_cannot_be_opened_does_not_end_training(
     (rig.run_dir / "samples").write_text("in the way")
     loop = Loop(rig.session()).track().restore()
     loop.train(2)
-    assert "consumed samples are not recorded" in caplog.text
+    assert "the sample journal cannot be written" in caplog.text
 
 
 def test_state_that_cannot_be_stored_is_named_when_it_appears_during_training(rig: Rig) -> None:

@@ -370,3 +370,10 @@ def test_the_receipt_says_what_reading_the_file_back_says(store: LocalStore) -> 
         assert (whole, verified_from) == (record.digest, record.verified_from)
         assert by_tensor == {tensor.name: tensor.digest for tensor in record.tensors}
         assert len(store.read_bytes(path)) == record.bytes
+
+
+def test_a_root_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+    gone = LocalStore(tmp_path / "gone")
+    with pytest.raises(FileNotFoundError, match="vanished"):
+        gone.make_dir("checkpoints/step")
+    assert not (tmp_path / "gone").exists()
