@@ -4,7 +4,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.installed-$(shell cksum < pyproject.toml | tr -d ' ')
 
-.PHONY: setup demo test check chaos-deaths bench-recovery bench-replicas clean
+.PHONY: setup demo test test-slow check chaos-deaths bench-recovery bench-failures bench-replicas clean
 
 setup: $(STAMP)
 
@@ -22,6 +22,9 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -m 'not slow and not gpu' $(ARGS)
 
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m 'slow and not gpu' $(ARGS)
+
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,6 +37,9 @@ chaos-deaths: $(STAMP)
 
 bench-recovery: $(STAMP)
 	$(BIN)/python tests/benchmarks/recovery.py $(ARGS)
+
+bench-failures: $(STAMP)
+	$(BIN)/python tests/benchmarks/failures.py $(ARGS)
 
 bench-replicas: $(STAMP)
 	$(BIN)/python tests/benchmarks/replicas.py $(ARGS)

@@ -111,3 +111,23 @@ def slow_rank_loop(config: dict[str, Any]) -> None:
         session.end_step()
         if session.step >= config["steps"]:
             break
+
+
+def until_loop(config: dict[str, Any]) -> None:
+    """Trains for so many seconds; rank 0's clock decides for all."""
+    session = workers.get_session()
+    model, optimizer, scheduler = build(config, session.rank)
+    data = session.data_loader(Points(), global_batch_size=32, seed=3, num_workers=2)
+    session.track(model=model, optimizer=optimizer, scheduler=scheduler, data=data)
+    session.restore()
+    began, over = time.monotonic(), torch.zeros(1)
+    for batch in data:
+        (model(batch) - batch).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        session.end_step()
+        over[0] = time.monotonic() - began > config["seconds"]
+        dist.broadcast(over, 0)
+        if over.item():
+            break

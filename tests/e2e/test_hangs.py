@@ -1,6 +1,10 @@
 """A rank that stands still is found, named and replaced; one that is merely slow, or says what it does, is not."""
 
+import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import cloudpickle
@@ -76,4 +80,21 @@ def test_a_slow_rank_is_reported_with_what_it_costs(tmp_path: Path) -> None:
     found = entries(result.run_dir, "straggler")[0]
     assert found["rank"] == 1
     assert 0.3 < found["cost_fraction"] < 0.9
+    assert result.generation == 1
+
+
+@pytest.mark.slow
+def test_ten_minutes_on_a_machine_that_is_too_busy_condemn_nobody(tmp_path: Path) -> None:
+    """As many processes compute as there are processors, twice, all the time."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        began = time.monotonic()
+        run = Run(harness.trainer(tmp_path, "busy", hanging.until_loop, config={"seconds": 600.0}, save_every_steps=50))
+        result = run.result(timeout_seconds=900)
+        assert time.monotonic() - began >= 600
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert not entries(result.run_dir, "failure")
     assert result.generation == 1
