@@ -1,4 +1,4 @@
-"""Loops that hang once, in the first generation, each in its own way."""
+"""Loops that hang, in each generation in another way, and loops that only look as if they did."""
 
 import os
 import signal
@@ -17,13 +17,15 @@ AT = 27
 
 
 class StuckPoints(Points):
-    """One sample never comes: the loader's worker waits for a lock that nobody gives back."""
+    """With `stuck`, from the 200th sample on: the loader's worker waits for a lock that nobody gives back."""
 
     def __init__(self, stuck: bool) -> None:
         self.stuck = stuck
+        self.served = 0
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if self.stuck and index == 77:
+        self.served += 1
+        if self.stuck and self.served > 200:
             lock = threading.Lock()
             lock.acquire()
             lock.acquire()
@@ -52,17 +54,19 @@ WAYS = {"sleep": sleep, "spin": spin, "stop": stop, "lone_collective": lone_coll
 
 
 def hanging_loop(config: dict[str, Any]) -> None:
-    """config: way, one of WAYS or "loader"; rank; else as loops.train_loop."""
+    """config["ways"]: for each generation, from the first on, (way, rank, step), the way being one of WAYS or "loader",
+    for which the step does not matter. Else as loops.train_loop."""
     session = workers.get_session()
     model, optimizer, scheduler = build(config, session.rank)
-    hangs = session.generation == 1 and session.rank == config["rank"]
-    points = StuckPoints(hangs and config["way"] == "loader")
+    ways = [*config["ways"], *100 * [("none", -1, -1)]]
+    way, rank, step = ways[session.generation - 1]
+    points = StuckPoints(way == "loader" and rank == session.rank)
     data = session.data_loader(points, global_batch_size=32, seed=3, num_workers=2)
     session.track(model=model, optimizer=optimizer, scheduler=scheduler, data=data)
     session.restore(allow=["config"])
     for batch in data:
-        if hangs and session.step == AT and config["way"] in WAYS:
-            WAYS[config["way"]](model)
+        if way in WAYS and (session.rank, session.step) == (rank, step):
+            WAYS[way](model)
         loss = (model(batch) - batch).square().mean()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

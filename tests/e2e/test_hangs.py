@@ -19,37 +19,34 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
 cloudpickle.register_pickle_by_value(hanging)
 
 
-def hang(tmp_path: Path, way: str, rank: int) -> Path:
-    """Train with a rank that hangs in this way once; returns the run directory."""
-    config = {"way": way, "rank": rank, "pace_seconds": 0.02}
-    return harness.trainer(tmp_path, way, hanging.hanging_loop, config=config).fit().run_dir
+HANGS = [
+    ("sleep", 1, 17, "behind in collectives", "sleep ("),
+    ("spin", 0, 27, "behind in collectives", "spin ("),
+    ("stop", 1, 37, "stopped", "stop ("),
+    ("loader", 0, -1, "behind in collectives", "hanging_loop ("),
+]
 
 
-@pytest.mark.parametrize(
-    ("way", "rank", "evidence", "place"),
-    [
-        ("sleep", 1, "behind in collectives", "sleep ("),
-        ("spin", 0, "behind in collectives", "spin ("),
-        ("stop", 1, "stopped", "stop ("),
-        ("loader", 0, "behind in collectives", "hanging_loop ("),
-    ],
-)
-def test_a_rank_that_hangs_is_named_and_replaced(
-    tmp_path: Path, reference: Path, way: str, rank: int, evidence: str, place: str
+def test_a_rank_that_sleeps_spins_is_stopped_or_waits_for_its_data_is_named_and_replaced(
+    tmp_path: Path, reference: Path
 ) -> None:
-    run_dir = hang(tmp_path, way, rank)
-    (failure,) = entries(run_dir, "failure")
-    assert (failure["cause"], failure["rank"]) == ("hang", rank)
-    detail = failure["detail"]
-    assert evidence in detail["evidence"]
-    assert place in detail["where"][str(rank)]
-    assert place in (run_dir / detail["stacks"][str(rank)]).read_text()
-    assert detail["quiet_seconds"] < 2 * detail["limit_seconds"] + 2
+    config = {"ways": [(way, rank, step) for way, rank, step, _, _ in HANGS], "pace_seconds": 0.02}
+    run_dir = harness.trainer(tmp_path, "hangs", hanging.hanging_loop, config=config).fit().run_dir
+    failures = entries(run_dir, "failure")
+    assert len(failures) == len(HANGS)
+    for failure, (_, rank, _, evidence, place) in zip(failures, HANGS, strict=True):
+        assert (failure["cause"], failure["rank"]) == ("hang", rank)
+        detail = failure["detail"]
+        assert evidence in detail["evidence"]
+        assert place in detail["where"][str(rank)]
+        assert place in (run_dir / detail["stacks"][str(rank)]).read_text()
+        assert detail["quiet_seconds"] < 2 * detail["limit_seconds"] + 2
     harness.assert_equal_runs(run_dir, reference)
 
 
 def test_a_rank_that_is_stuck_in_a_collective_of_its_own_is_replaced(tmp_path: Path, reference: Path) -> None:
-    run_dir = hang(tmp_path, "lone_collective", 0)
+    config = {"ways": [("lone_collective", 0, 27)], "pace_seconds": 0.02}
+    run_dir = harness.trainer(tmp_path, "lone", hanging.hanging_loop, config=config).fit().run_dir
     (failure,) = entries(run_dir, "failure")
     assert failure["cause"] == "hang"
     assert "lone_collective (" in (run_dir / failure["detail"]["stacks"]["0"]).read_text()
