@@ -73,11 +73,11 @@ class Housekeeping:
                 return more
 
             try:
-                self._delete_expired(my_generation, self._keep_last_min, wanted)
+                self._delete_expired(my_generation, self._keep_last_min, wanted, why=", and the disk is full")
             except OSError as error:
                 logger.warning("lastgood: no room could be made: %s", error)
 
-    def _delete_expired(self, my_generation: int, keep_last: int, wanted: Callable[[], bool]) -> None:
+    def _delete_expired(self, my_generation: int, keep_last: int, wanted: Callable[[], bool], *, why: str = "") -> None:
         if not self._archive.empty_trash(my_generation=my_generation):
             return
         # By the ledger's word a checkpoint whose manifest is gone is damaged, and no orphan that may be deleted.
@@ -91,7 +91,7 @@ class Housekeeping:
             my_generation=my_generation,
             keep_last=keep_last,
         ):
-            if not wanted() or not self._delete(delete.name, delete.reason, my_generation):
+            if not wanted() or not self._delete(delete.name, delete.reason + why, my_generation):
                 return
 
     def _delete(self, name: str, reason: str, my_generation: int) -> bool:
