@@ -57,7 +57,7 @@ class Rig:
     def fail(self, *ranks: int) -> None:
         for generation, rank in enumerate(ranks, start=1):
             first = Cause(rank=rank, kind="signal", exit_code=-9, at=0.0)
-            failure = Failure(generation=generation, first=first, echoes=(), step=1, progressed=True)
+            failure = Failure(generation=generation, first=first, echoes=(), step=1)
             asyncio.run(self.rounds.judged(failure, last_report=7))
 
     def told(self, kind: str) -> list[dict[str, Any]]:
