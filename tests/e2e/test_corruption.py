@@ -85,6 +85,7 @@ def test_a_rank_that_does_it_every_time_is_named_and_stops_the_run(tmp_path: Pat
     assert max(entry["step"] for entry in entries(run_dir, "commit")) == SAVED_BEFORE
 
 
+@pytest.mark.slow
 def test_with_the_check_turned_off_it_goes_unnoticed_and_another_model_comes_out(tmp_path: Path, calm: Path) -> None:
     result = flipping(tmp_path, "unchecked", (1,), check_replicas=False).fit()
     assert result.generation == 1

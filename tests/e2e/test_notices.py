@@ -52,6 +52,7 @@ def test_a_worker_that_gets_sigterm_saves_at_once_and_ray_replaces_it(tmp_path: 
     harness.assert_equal_runs(result.run_dir, reference)
 
 
+@pytest.mark.slow
 def test_a_drained_node_is_used_until_there_is_another(tmp_path: Path, reference: Path) -> None:
     run_dir = tell("drained-without-a-spare", tmp_path)
     first, *_, last = entries(run_dir, "save_ordered")

@@ -5,8 +5,10 @@ import sys
 from pathlib import Path
 
 import harness
+import pytest
 
 
+@pytest.mark.slow
 def test_ranks_and_a_keeper_on_two_nodes_are_killed_and_the_run_finishes(tmp_path: Path, reference: Path) -> None:
     script = Path(__file__).parent / "two_nodes_script.py"
     finished = subprocess.run(
