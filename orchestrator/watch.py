@@ -5,6 +5,7 @@ they are there when a hang is confirmed; the ledger's entry of the failure names
 """
 
 import logging
+import statistics
 import time
 from collections.abc import Callable
 
@@ -174,7 +175,7 @@ class Watch:
             rank=found.rank,
             node=joined.node,
             cost_fraction=found.cost_fraction,
-            cost_seconds_per_step=found.cost_fraction * event.step_seconds,
+            cost_seconds_per_step=found.cost_fraction * statistics.fmean(event.step_seconds or [0.0]),
         )
 
     def _rank_of(self, agent: str, generation: int) -> int | None:

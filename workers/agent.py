@@ -364,7 +364,7 @@ class Agent:
             case "restore_failed":
                 self._link.tell(RestoreFailed(**who, **message))
             case "first_step":
-                rank.stepped = True
+                rank.stepped, rank.told_step = True, message["step"] - 1
                 self._link.tell(FirstStep(**who, **message))
                 if self._standby is None:
                     self._fork_standby()  # not earlier: it would slow down the start

@@ -24,7 +24,8 @@ _END_SECONDS = 5.0
 
 @dataclass(slots=True)
 class ForkedRank:
-    """A forked rank; a standby until it has a generation. `stepped`: whether it has finished a step of that."""
+    """A forked rank; a standby until it has a generation. `stepped`: whether it has finished a step of that.
+    `told_step`: the last one whose time was told."""
 
     token: int
     channel: Channel
@@ -39,6 +40,7 @@ class ForkedRank:
     ordered_at: float | None = None
     error: RankError | None = None
     stepped: bool = False
+    told_step: int = 0
     killed: set[int] = field(default_factory=set)
 
     def receive(self) -> dict[str, Any] | None:

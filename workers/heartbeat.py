@@ -14,18 +14,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 _LABEL_BYTES = 48
-_LOOP = struct.Struct(f"<qqqddd{_LABEL_BYTES}s")
+_LOOP = struct.Struct(f"<qqqdd{_LABEL_BYTES}s")
 _WATCHER = struct.Struct("<qq")
 _WATCHER_OFFSET = 512
+_STEPS_OFFSET = 1024
+_STEP = struct.Struct("<d")
+STEPS_KEPT = 64
 _PHASES = ("standby", "starting", "rendezvous", "building", "restoring", "training", "saving", "finishing", "declared")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """`step`: steps finished. `phase`: see `HeartbeatPage`; `label` and `allowance_seconds` are those of a phase that
-    the loop declared. `moves` counts signs of life. `step_seconds`: how long the last finished step took. `loss`: NaN
-    if the loop gave none. `sequence`: collectives begun, over all process groups, as seen at `tick`, the number of the
-    watcher's last look.
+    the loop declared. `moves` counts signs of life. `loss`: NaN if the loop gave none. `sequence`: collectives begun,
+    over all process groups, as seen at `tick`, the number of the watcher's last look.
     """
 
     step: int
@@ -33,7 +35,6 @@ class Heartbeat:
     label: str
     allowance_seconds: float
     moves: int
-    step_seconds: float
     loss: float
     sequence: int
     tick: int
@@ -49,7 +50,6 @@ class HeartbeatPage:
         self._step = -1
         self._moves = 0
         self._allowance_seconds = 0.0
-        self._step_seconds = 0.0
         self._loss = float("nan")
 
     @staticmethod
@@ -74,7 +74,7 @@ class HeartbeatPage:
         if loss is not None:
             self._loss = loss
         if step_seconds is not None:
-            self._step_seconds = step_seconds
+            _STEP.pack_into(self._map, _place(self._step), step_seconds)
         self._write()
 
     @contextmanager
@@ -95,7 +95,7 @@ class HeartbeatPage:
         _WATCHER.pack_into(self._map, _WATCHER_OFFSET, sequence, tick)
 
     def read(self) -> Heartbeat:
-        step, phase, moves, allowance_seconds, step_seconds, loss, label = _LOOP.unpack_from(self._map, 0)
+        step, phase, moves, allowance_seconds, loss, label = _LOOP.unpack_from(self._map, 0)
         sequence, tick = _WATCHER.unpack_from(self._map, _WATCHER_OFFSET)
         return Heartbeat(
             step=step,
@@ -103,11 +103,15 @@ class HeartbeatPage:
             label=label.rstrip(b"\0").decode(errors="ignore"),
             allowance_seconds=allowance_seconds,
             moves=moves,
-            step_seconds=step_seconds,
             loss=loss,
             sequence=sequence,
             tick=tick,
         )
+
+    def step_seconds(self, after: int, upto: int) -> tuple[float, ...]:
+        """How long these steps took; of many, the last STEPS_KEPT."""
+        steps = range(max(after, upto - STEPS_KEPT) + 1, upto + 1)
+        return tuple(_STEP.unpack_from(self._map, _place(step))[0] for step in steps)
 
     def close(self) -> None:
         self._map.close()
@@ -121,7 +125,10 @@ class HeartbeatPage:
             self._phase,
             self._moves,
             self._allowance_seconds,
-            self._step_seconds,
             self._loss,
             self._label,
         )
+
+
+def _place(step: int) -> int:
+    return _STEPS_OFFSET + step % STEPS_KEPT * _STEP.size

@@ -92,6 +92,10 @@ class RankObserver:
 
     def _pulse(self, rank: ForkedRank, usage: processes.Usage, now: float) -> RankPulse:
         heartbeat = rank.heartbeat.read()
+        step_seconds: tuple[float, ...] = ()
+        if rank.stepped:
+            step_seconds = rank.heartbeat.step_seconds(rank.told_step, heartbeat.step)
+            rank.told_step = heartbeat.step
         return RankPulse(
             agent=self._agent,
             generation=rank.generation or 0,
@@ -102,7 +106,7 @@ class RankObserver:
             label=heartbeat.label,
             allowance_seconds=heartbeat.allowance_seconds,
             moves=heartbeat.moves,
-            step_seconds=heartbeat.step_seconds,
+            step_seconds=step_seconds,
             stepped=rank.stepped,
             sequence=heartbeat.sequence,
             tick=heartbeat.tick,

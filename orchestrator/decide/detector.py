@@ -110,7 +110,6 @@ class HangDetector:
     _ranks: dict[int, _Rank] = field(default_factory=dict)
     _step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_STEPS_KEPT))
     _step_seconds_p99: float = 0.0
-    _first_step_seconds: float = 0.0
     _longest_pause_seconds: float = 0.0
     _longest_start_seconds: dict[str, float] = field(default_factory=dict)
     _suspected_seconds: float = 0.0
@@ -173,8 +172,7 @@ class HangDetector:
     def training_limit_seconds(self) -> float:
         """How long a rank may be quiet between two steps."""
         if len(self._step_seconds) < _STEPS_ENOUGH:
-            longest = max(self._first_step_seconds, *self._step_seconds, 0.0)
-            shown = max(_EARLY_SECONDS_MIN, _EARLY_FACTOR * longest)
+            shown = max(_EARLY_SECONDS_MIN, _EARLY_FACTOR * max(self._step_seconds, default=0.0))
         else:
             shown = _STEP_FACTOR * self._step_seconds_p99
         return max(self.floor_seconds, shown, _PAUSE_FACTOR * self._longest_pause_seconds) * self._patience
@@ -200,11 +198,10 @@ class HangDetector:
             self._longest_start_seconds[kind] = max(longest, before.quiet_seconds)
         if rank != 0 or pulse.step <= before.pulse.step:
             return  # ranks keep step, so one of them shows it for all
-        if kind == "first_step":
-            self._first_step_seconds = pulse.step_seconds
-        else:
-            self._step_seconds.append(pulse.step_seconds)
-            ordered = sorted(self._step_seconds)
+        # The first step of a generation compiles, allocates and connects: it says little of the others.
+        self._step_seconds.extend(pulse.step_seconds[1:] if kind == "first_step" else pulse.step_seconds)
+        ordered = sorted(self._step_seconds)
+        if ordered:
             self._step_seconds_p99 = ordered[math.ceil(_PERCENTILE * len(ordered)) - 1]
         if pulse.step > self._hung_at_step:
             self._patience = 1.0

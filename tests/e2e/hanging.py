@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from loops import Points, build
 from torch import nn
 
 import workers
+from workers.session import Session
 
 AT = 27
 
@@ -53,20 +55,21 @@ def lone_collective(model: nn.Module) -> None:
 WAYS = {"sleep": sleep, "spin": spin, "stop": stop, "lone_collective": lone_collective}
 
 
-def hanging_loop(config: dict[str, Any]) -> None:
-    """config["ways"]: for each generation, from the first on, (way, rank, step), the way being one of WAYS or "loader",
-    for which the step does not matter. Else as loops.train_loop."""
+def train(
+    config: dict[str, Any],
+    points: Points,
+    *,
+    before: Callable[[Session, nn.Module], None] = lambda session, model: None,
+    after: Callable[[Session], bool] = lambda session: False,
+) -> None:
+    """As loops.train_loop, with something done before and after each step; `after` says whether it was the last."""
     session = workers.get_session()
     model, optimizer, scheduler = build(config, session.rank)
-    ways = [*config["ways"], *100 * [("none", -1, -1)]]
-    way, rank, step = ways[session.generation - 1]
-    points = StuckPoints(way == "loader" and rank == session.rank)
     data = session.data_loader(points, global_batch_size=32, seed=3, num_workers=2)
     session.track(model=model, optimizer=optimizer, scheduler=scheduler, data=data)
     session.restore(allow=["config"])
     for batch in data:
-        if way in WAYS and (session.rank, session.step) == (rank, step):
-            WAYS[way](model)
+        before(session, model)
         loss = (model(batch) - batch).square().mean()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -75,63 +78,47 @@ def hanging_loop(config: dict[str, Any]) -> None:
         optimizer.zero_grad()
         session.end_step(loss=loss.item())
         time.sleep(config.get("pace_seconds", 0.0))
-        if session.step >= config["steps"]:
+        if after(session) or session.step >= config["steps"]:
             break
+
+
+def hanging_loop(config: dict[str, Any]) -> None:
+    """config["ways"]: for each generation, from the first on, (way, rank, step), the way being one of WAYS or "loader",
+    for which the step does not matter."""
+    session = workers.get_session()
+    way, rank, step = [*config["ways"], *100 * [("none", -1, -1)]][session.generation - 1]
+
+    def hang(session: Session, model: nn.Module) -> None:
+        if way in WAYS and (session.rank, session.step) == (rank, step):
+            WAYS[way](model)
+
+    train(config, StuckPoints(way == "loader" and rank == session.rank), before=hang)
 
 
 def validating_loop(config: dict[str, Any]) -> None:
     """Rank 0 alone validates, for longer than a step may take; the other waits for it in the next step."""
-    session = workers.get_session()
-    model, optimizer, scheduler = build(config, session.rank)
-    data = session.data_loader(Points(), global_batch_size=32, seed=3, num_workers=2)
-    session.track(model=model, optimizer=optimizer, scheduler=scheduler, data=data)
-    session.restore()
-    for batch in data:
-        (model(batch) - batch).square().mean().backward()
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-        session.end_step()
+
+    def validate(session: Session) -> bool:
         if session.step == AT and session.rank == 0:
             with session.phase("validation", timeout=60):
                 time.sleep(config["validation_seconds"])
-        if session.step >= config["steps"]:
-            break
+        return False
+
+    train(config, Points(), after=validate)
 
 
 def slow_rank_loop(config: dict[str, Any]) -> None:
     """Rank 1 takes longer for its own part of each step."""
-    session = workers.get_session()
-    model, optimizer, scheduler = build(config, session.rank)
-    data = session.data_loader(Points(), global_batch_size=32, seed=3, num_workers=1)
-    session.track(model=model, optimizer=optimizer, scheduler=scheduler, data=data)
-    session.restore()
-    for batch in data:
-        time.sleep(0.3 if session.rank == 1 else 0.1)
-        (model(batch) - batch).square().mean().backward()
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-        session.end_step()
-        if session.step >= config["steps"]:
-            break
+    train(config, Points(), before=lambda session, model: time.sleep(0.3 if session.rank == 1 else 0.1))
 
 
 def until_loop(config: dict[str, Any]) -> None:
     """Trains for so many seconds; rank 0's clock decides for all."""
-    session = workers.get_session()
-    model, optimizer, scheduler = build(config, session.rank)
-    data = session.data_loader(Points(), global_batch_size=32, seed=3, num_workers=2)
-    session.track(model=model, optimizer=optimizer, scheduler=scheduler, data=data)
-    session.restore()
     began, over = time.monotonic(), torch.zeros(1)
-    for batch in data:
-        (model(batch) - batch).square().mean().backward()
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-        session.end_step()
+
+    def is_over(session: Session) -> bool:
         over[0] = time.monotonic() - began > config["seconds"]
         dist.broadcast(over, 0)
-        if over.item():
-            break
+        return bool(over.item())
+
+    train({**config, "steps": 10**9}, Points(), after=is_over)

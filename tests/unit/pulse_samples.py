@@ -19,7 +19,7 @@ def a_pulse(at: float, **fields: Any) -> RankPulse:
         "label": "",
         "allowance_seconds": 0.0,
         "moves": 0,
-        "step_seconds": 0.1,
+        "step_seconds": (),
         "stepped": True,
         "sequence": 0,
         "tick": int(at / PULSE_SECONDS),

@@ -34,7 +34,12 @@ class Simulation:
             self.step += 5
             self.cpu_seconds += PULSE_SECONDS
             here = a_pulse(
-                self.at, step=self.step, moves=self.step, sequence=6 * self.step, cpu_seconds=self.cpu_seconds
+                self.at,
+                step=self.step,
+                moves=self.step,
+                step_seconds=5 * (0.1,),
+                sequence=6 * self.step,
+                cpu_seconds=self.cpu_seconds,
             )
             self.send(*self.world_size * [here])
 
@@ -264,16 +269,16 @@ def replay(median: float, sigma: float, steps: int, seed: int) -> list[Decision]
     detector.generation_started(2)
     lengths = step_lengths(random.Random(seed), median, sigma)
     pulse_seconds = max(PULSE_SECONDS, min(1.0, median / 8))
-    phase, left, last, step, at = "training", 0.0, median, 0, 0.0
+    phase, left, step, at = "training", 0.0, 0, 0.0
     length = median
     found: list[Decision] = []
     while step < steps:
-        elapsed = pulse_seconds
+        elapsed, last = pulse_seconds, []
         while left <= elapsed:
             elapsed -= left
             if phase == "training" and left:
                 step += 1
-                last = length
+                last.append(length)
             phase, length = next(lengths)
             left = length
         left -= elapsed
@@ -285,7 +290,7 @@ def replay(median: float, sigma: float, steps: int, seed: int) -> list[Decision]
                 moves=step,
                 phase=phase,
                 allowance_seconds=60.0 if phase == "declared" else 0.0,
-                step_seconds=last,
+                step_seconds=tuple(last),
                 stepped=step > 0,
                 sequence=6 * step,
             )

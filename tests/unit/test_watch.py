@@ -54,7 +54,10 @@ class Rig:
     def train(self, until: float) -> None:
         for beat in range(int(until * 2)):
             for rank in range(2):
-                assert self.watch.pulse(self.pulse(rank, beat / 2, step=beat, sequence=6 * beat)) is None
+                assert (
+                    self.watch.pulse(self.pulse(rank, beat / 2, step=beat, sequence=6 * beat, step_seconds=(0.1,)))
+                    is None
+                )
 
     def kinds(self) -> list[str]:
         return [entry["kind"] for entry in read_ledger(self.path)]
