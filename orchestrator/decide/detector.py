@@ -11,7 +11,7 @@ Invariants:
   coordinator that gets no processor time condemns nobody.
 - A rank that has begun more collectives than one that still moves is waiting for it, and does not hang.
 - Where all ranks compute (all use the processor, none waits), the second window is longer: nobody is waiting.
-- The limit doubles with each hang that comes before the run got past the step of the last one. A loop that does
+- The limit triples with each hang that comes before the run got past the step of the last one. A loop that does
   something long without declaring it is ended a few times, and then gets through.
 - The one to blame is stopped or frozen, else behind in collectives, else outside of a collective by its stack. If that
   does not leave a single rank, nobody is blamed: all ranks are replaced anyway.
@@ -38,7 +38,8 @@ _BUSY_PART = 0.5
 _GAP_SECONDS_MAX = 1.0
 _FROZEN_SECONDS = 1.5
 _SILENT_SECONDS = 20.0
-_PATIENCE_MAX = 1024.0
+_PATIENCE_FACTOR = 3.0
+_PATIENCE_MAX = 1000.0
 _IN_TRAINING = ("training", "saving", "finishing")
 
 
@@ -241,7 +242,7 @@ class HangDetector:
 
     def _hung(self, quiet: tuple[int, ...], longest: float, limit: float) -> Hung:
         step = max(one.pulse.step for one in self._ranks.values())
-        self._patience = min(2 * self._patience, _PATIENCE_MAX)
+        self._patience = min(_PATIENCE_FACTOR * self._patience, _PATIENCE_MAX)
         self._hung_at_step = max(step, self._hung_at_step)
         self._over = True
         ranks, evidence = self._blame(quiet)
