@@ -9,12 +9,13 @@ hangs) is decided from several reads.
 import mmap
 import os
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 _LABEL_BYTES = 48
-_LOOP = struct.Struct(f"<qqqdd{_LABEL_BYTES}s")
+_LOOP = struct.Struct(f"<qqqddd{_LABEL_BYTES}s")
 _WATCHER = struct.Struct("<qq")
 _WATCHER_OFFSET = 512
 _STEPS_OFFSET = 1024
@@ -26,8 +27,9 @@ _PHASES = ("standby", "starting", "rendezvous", "building", "restoring", "traini
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """`step`: steps finished. `phase`: see `HeartbeatPage`; `label` and `allowance_seconds` are those of a phase that
-    the loop declared. `moves` counts signs of life. `loss`: NaN if the loop gave none. `sequence`: collectives begun,
-    over all process groups, as seen at `tick`, the number of the watcher's last look.
+    the loop declared. `moves` counts signs of life, and `moved_at` is the monotonic clock at the last one. `loss`: NaN
+    if the loop gave none. `sequence`: collectives begun, over all process groups, as seen at `tick`, the number of the
+    watcher's last look.
     """
 
     step: int
@@ -35,6 +37,7 @@ class Heartbeat:
     label: str
     allowance_seconds: float
     moves: int
+    moved_at: float
     loss: float
     sequence: int
     tick: int
@@ -95,7 +98,7 @@ class HeartbeatPage:
         _WATCHER.pack_into(self._map, _WATCHER_OFFSET, sequence, tick)
 
     def read(self) -> Heartbeat:
-        step, phase, moves, allowance_seconds, loss, label = _LOOP.unpack_from(self._map, 0)
+        step, phase, moves, moved_at, allowance_seconds, loss, label = _LOOP.unpack_from(self._map, 0)
         sequence, tick = _WATCHER.unpack_from(self._map, _WATCHER_OFFSET)
         return Heartbeat(
             step=step,
@@ -103,6 +106,7 @@ class HeartbeatPage:
             label=label.rstrip(b"\0").decode(errors="ignore"),
             allowance_seconds=allowance_seconds,
             moves=moves,
+            moved_at=moved_at,
             loss=loss,
             sequence=sequence,
             tick=tick,
@@ -124,6 +128,7 @@ class HeartbeatPage:
             self._step,
             self._phase,
             self._moves,
+            time.monotonic(),
             self._allowance_seconds,
             self._loss,
             self._label,

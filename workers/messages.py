@@ -100,9 +100,10 @@ class FirstStep:
 class RankPulse:
     """How a rank is, twice a second. `at` is the agent's monotonic clock, in seconds.
 
-    From its heartbeat page (workers.heartbeat): step, phase, label, allowance_seconds, moves, loss, sequence and tick,
-    and `step_seconds` of the steps since the last pulse, of the last 64 at most. `stepped`: whether it has finished a
-    step of this generation. `cpu_seconds` and `state` (R, S, D, T, ...) are the kernel's word on its process.
+    From its heartbeat page (workers.heartbeat): step, phase, label, allowance_seconds, moves, loss, sequence and tick;
+    `still_seconds` since the last sign of life; and `step_seconds` of the steps since the last pulse, of the last 64 at
+    most. `stepped`: whether it has finished a step of this generation. `cpu_seconds` and `state` (R, S, D, T, ...) are
+    the kernel's word on its process.
     """
 
     agent: str
@@ -114,6 +115,7 @@ class RankPulse:
     label: str
     allowance_seconds: float
     moves: int
+    still_seconds: float
     step_seconds: tuple[float, ...]
     stepped: bool
     sequence: int

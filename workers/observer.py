@@ -106,6 +106,7 @@ class RankObserver:
             label=heartbeat.label,
             allowance_seconds=heartbeat.allowance_seconds,
             moves=heartbeat.moves,
+            still_seconds=now - heartbeat.moved_at,
             step_seconds=step_seconds,
             stepped=rank.stepped,
             sequence=heartbeat.sequence,

@@ -36,6 +36,7 @@ _START_FACTOR = 3.0
 _BUSY_SECONDS_MIN = 20.0
 _BUSY_PART = 0.5
 _GAP_SECONDS_MAX = 1.0
+_PULSE_SECONDS = 0.5
 _FROZEN_SECONDS = 1.5
 _SILENT_SECONDS = 20.0
 _PATIENCE_FACTOR = 3.0
@@ -148,7 +149,8 @@ class HangDetector:
         gap = min(max(0.0, pulse.at - known.pulse.at), _GAP_SECONDS_MAX)
         if _mark(pulse) != _mark(known.pulse):
             self._learn(rank, known, pulse)
-            known.quiet_seconds, known.cpu_seconds_at_move, known.in_collective = 0.0, pulse.cpu_seconds, None
+            known.quiet_seconds = min(max(0.0, pulse.still_seconds), gap)  # a collective may have begun since
+            known.cpu_seconds_at_move, known.in_collective = pulse.cpu_seconds, None
         else:
             known.quiet_seconds += gap
         known.frozen_seconds = known.frozen_seconds + gap if pulse.tick == known.pulse.tick else 0.0
@@ -234,7 +236,8 @@ class HangDetector:
         )
 
     def _confirmed_after(self, limit: float) -> float:
-        confirmed = limit + min(limit, self.training_limit_seconds)
+        # A pulse early, for the next one would be too late to keep within twice the limit.
+        confirmed = limit + min(limit, self.training_limit_seconds) - _PULSE_SECONDS
         ranks = self._ranks.values()
         if len(ranks) == self._world_size and all(one.busy and _kind(one.pulse) in _IN_TRAINING for one in ranks):
             return max(confirmed, _BUSY_SECONDS_MIN * self._patience)

@@ -19,6 +19,7 @@ def a_pulse(at: float, **fields: Any) -> RankPulse:
         "label": "",
         "allowance_seconds": 0.0,
         "moves": 0,
+        "still_seconds": 0.0,
         "step_seconds": (),
         "stepped": True,
         "sequence": 0,

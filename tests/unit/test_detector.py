@@ -81,8 +81,8 @@ def test_a_sleeping_rank_is_suspected_after_the_limit_and_hung_after_twice_the_l
     ((suspected_at, suspect),) = run.of(Suspect)
     ((hung_at, hung),) = run.of(Hung)
     assert suspect.limit_seconds == 2.0
-    assert 2.0 <= suspected_at - began <= 2.0 + 2 * PULSE_SECONDS
-    assert 4.0 <= hung_at - began <= 4.0 + 2 * PULSE_SECONDS
+    assert 2.0 <= suspected_at - began <= 2.0 + PULSE_SECONDS
+    assert 3.5 <= hung_at - began <= 4.0
     assert (hung.rank, hung.evidence) == (0, "behind in collectives")
 
 
@@ -91,7 +91,7 @@ def test_a_spinning_rank_is_hung_as_fast_as_a_sleeping_one_while_its_peer_waits(
     began = run.at - PULSE_SECONDS
     run.hang(10, busy, {"sequence": 1806})
     ((hung_at, hung),) = run.of(Hung)
-    assert hung_at - began <= 4.0 + 2 * PULSE_SECONDS
+    assert hung_at - began <= 4.0
     assert hung.rank == 0
 
 
@@ -217,10 +217,10 @@ def test_an_agent_that_says_nothing_is_reported_but_not_because_the_coordinator_
 
 def test_a_pause_that_ended_by_itself_raises_the_limit() -> None:
     run = trained()
-    run.hang(3.5, {}, {})
+    run.hang(2.5, {}, {})
     run.train(30)
     assert (len(run.of(Suspect)), len(run.of(Cleared))) == (1, 1)
-    run.hang(3.5, {}, {})
+    run.hang(2.5, {}, {})
     run.train(1)
     assert len(run.of(Suspect)) == 1
 

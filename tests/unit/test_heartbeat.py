@@ -2,6 +2,7 @@
 
 import math
 import os
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -39,6 +40,7 @@ def test_every_beat_is_a_sign_of_life(ends: tuple[HeartbeatPage, HeartbeatPage])
     rank.beat()
     rank.beat()
     assert agent.read().moves == before + 2
+    assert 0 <= time.monotonic() - agent.read().moved_at < 60
 
 
 def test_the_times_of_the_last_steps_are_kept(ends: tuple[HeartbeatPage, HeartbeatPage]) -> None:

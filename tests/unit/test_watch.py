@@ -87,11 +87,11 @@ def test_a_hang_is_written_down_with_the_stacks_that_were_taken_when_it_was_susp
 def test_what_moves_again_is_written_down_and_ends_nothing(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.train(30)
-    for beat in range(60, 67):
+    for beat in range(60, 65):
         for rank in range(2):
             assert rig.watch.pulse(rig.pulse(rank, beat / 2, step=59, sequence=354)) is None
     for rank in range(2):
-        assert rig.watch.pulse(rig.pulse(rank, 34.0, step=60, sequence=360)) is None
+        assert rig.watch.pulse(rig.pulse(rank, 33.0, step=60, sequence=360)) is None
     assert rig.kinds() == ["suspected", "cleared"]
 
 
