@@ -288,6 +288,7 @@ def replay(median: float, sigma: float, steps: int, seed: int) -> list[Decision]
                 at,
                 step=step,
                 moves=step,
+                still_seconds=length - left,
                 phase=phase,
                 allowance_seconds=60.0 if phase == "declared" else 0.0,
                 step_seconds=tuple(last),
