@@ -141,7 +141,8 @@ def measure(kind: str, storage: Path) -> tuple[float, float]:
     ).fit()
     struck = float(marker.read_text(encoding="ascii"))
     entries = read_ledger(storage / name / "ledger.jsonl")
-    noticed = next(e.get("noticed_at") or e["at"] for e in entries if e["kind"] in ("failure", "notice"))
+    first = next(entry for entry in entries if entry["kind"] in ("failure", "notice"))
+    noticed = first["noticed_at"] if first["kind"] == "failure" else first["at"]
     steps = [entry["at_step"] for entry in entries if entry["kind"] == "first_step" and entry["generation"] == 2]
     assert len(steps) == 2, f"{kind}: the second generation did not train"
     return noticed - struck, max(steps) - struck
