@@ -82,6 +82,8 @@ class RecoveryConfig:
         self._require_whole(
             "snapshot_slots", 2, "a whole number, at least 2: one snapshot is written while the other is kept"
         )
+        for name in ("save_at_end", "record_samples", "check_replicas"):
+            self._require(name, isinstance(getattr(self, name), bool), "True or False")
         fraction = self.memory_fraction_max
         self._require(
             "memory_fraction_max",
@@ -98,7 +100,8 @@ class RecoveryConfig:
             *(("hang_seconds_min",) if self.hang_seconds_min is not None else ()),
         ):
             seconds = getattr(self, name)
-            self._require(name, isinstance(seconds, int | float) and 0 < seconds < math.inf, "a number above 0")
+            is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+            self._require(name, is_number and 0 < seconds < math.inf, "a number above 0")
         limit = self.unprotected_seconds_max
         self._require(
             "unprotected_seconds_max",

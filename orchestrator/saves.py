@@ -164,8 +164,13 @@ class Saves:
     ) -> None:
         """After the coordinator's restart, when all keepers are back: what they hold, and what lies on disk."""
         self.generation_started(generations, world_size)
-        for manifest in self._archive.scan(manifests=False, fresh=False).checkpoints:
-            self._carry_out(self._machine.committed(manifest.generation, manifest.step, manifest.attempt, at=_now()))
+        on_disk = self._archive.scan(manifests=False, fresh=False).checkpoints
+        found = {(one.generation, one.step, one.attempt) for one in on_disk}
+        # Keepers still have the receipts of what retention has deleted since.
+        commits = (entry for entry in read_ledger(self._ledger.path) if entry["kind"] == "commit")
+        found |= {(entry["generation"], entry["step"], entry["attempt"]) for entry in commits}
+        for generation, step, attempt in sorted(found):
+            self._carry_out(self._machine.committed(generation, step, attempt, at=_now()))
         for keeper in keepers:
             for held in keeper.snapshots:
                 self.snapshotted(Snapshotted(keeper=keeper.keeper, snapshot=held))

@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import ray
 import ray.train
 import xxhash
@@ -24,6 +23,7 @@ from orchestrator import driver, ray_fit
 from orchestrator.config import RecoveryConfig
 from orchestrator.keepers import KeeperFleet
 from orchestrator.outcome import CoordinatorConfig, Outcome
+from orchestrator.payload import pickle_loop
 from workers import errors
 from workers.agent import AgentConfig
 from workers.errors import CallerError, EnvironmentProblem, LastgoodError, TrainingFailed
@@ -90,7 +90,7 @@ class SupervisedTrainer:
         """Train to the end. Raises TrainingFailed, ending with the loop's own traceback, when the failure budget is
         spent."""
         driver.check_ray_version()
-        payload = _pickle_loop(self._loop, self._loop_config)
+        payload = pickle_loop(self._loop, self._loop_config)
         driver.prepare_run_dir(self.run_dir)
         if not ray.is_initialized():
             ray.init()
@@ -203,18 +203,6 @@ def _refuse_conflicts(scaling: ScalingConfig, run: RunConfig) -> None:
             f"RunConfig.checkpoint_config is {checkpoint!r}; Ray would delete checkpoints that lastgood needs; "
             f"use RecoveryConfig(keep_last=...) instead"
         )
-
-
-def _pickle_loop(loop: Any, config: dict[str, Any] | None) -> bytes:
-    if not callable(loop):
-        raise CallerError(f"train_loop_per_worker is {loop!r}; it has to be a function")
-    try:
-        return bytes(cloudpickle.dumps((loop, config)))
-    except Exception as error:
-        raise CallerError(
-            f"the training loop or train_loop_config cannot be pickled ({type(error).__name__}: {error}); "
-            f"create such objects inside the loop"
-        ) from error
 
 
 def _code_digest(loop: Any) -> str | None:

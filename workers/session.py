@@ -9,7 +9,6 @@ never ends training unless the user asked to wait for that save.
 
 import errno
 import logging
-import math
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -38,6 +37,8 @@ from workers.state.training import Progress, TrainingState
 from workers.wire import Channel
 
 logger = logging.getLogger("lastgood")
+
+_PHASE_SECONDS_MAX = 1e7  # months
 
 # What a device or a missing file says of one checkpoint; other errors (permissions, a lost mount) speak of the storage.
 _DAMAGE_ERRORS = {errno.EIO, errno.ENOENT, errno.EUCLEAN}
@@ -250,9 +251,12 @@ class Session:
         Until then this rank is not taken to hang, nor are others that wait for it. Raises CallerError for a timeout
         that is no positive number.
         """
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+        if not isinstance(name, str):
+            raise CallerError(f"session.phase({name!r}, ...): the name has to be a string")
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= _PHASE_SECONDS_MAX:
             raise CallerError(
-                f"session.phase({name!r}, timeout={timeout!r}): timeout has to be a number of seconds above 0"
+                f"session.phase({name!r}, timeout={timeout!r}): timeout has to be a number of seconds above 0, at most "
+                f"{_PHASE_SECONDS_MAX:.0f}"
             )
         began = time.monotonic()
         try:

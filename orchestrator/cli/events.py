@@ -93,8 +93,9 @@ def _lines(summary: Summary, now: float) -> Iterator[str]:
         yield f"left out    {summary.batches_skipped} batches, whose loss or gradient norm was bad"
     last = summary.last_failure
     if last is not None:
-        what = last["error"] or f"{last['cause']} {last['exit_code']}"
-        yield f"last cause  rank {last['rank']} after step {last['step']}: {what}"
+        code = "" if last["exit_code"] is None else f" {last['exit_code']}"
+        who = f"rank {last['rank']}" if last["rank"] >= 0 else "no single rank"
+        yield f"last cause  {who} after step {last['step']}: {last['error'] or last['cause'] + code}"
     for name, reason in summary.quarantined.items():
         yield f"quarantine  {name}: {reason}"
     if summary.stop_reason is not None:

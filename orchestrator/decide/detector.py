@@ -194,7 +194,7 @@ class HangDetector:
     def _learn(self, rank: int, before: _Rank, pulse: RankPulse) -> None:
         kind = _kind(before.pulse)
         if kind in _IN_TRAINING:
-            if before.quiet_seconds >= self.training_limit_seconds:
+            if before.quiet_seconds >= self.training_limit_seconds / self._patience:
                 self._longest_pause_seconds = max(self._longest_pause_seconds, before.quiet_seconds)
         elif kind != "declared":
             longest = self._longest_start_seconds.get(kind, 0.0)

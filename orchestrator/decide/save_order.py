@@ -15,6 +15,8 @@ TRIES_MAX = 6
 _TRAVEL_SECONDS = 0.5
 """How old the newest known step may be, and how long an order takes to reach a rank, together."""
 _RATE_WEIGHT = 0.3
+_RATE_SECONDS_MIN = 0.4
+"""Over less than that no rate is told: two ranks may tell of neighbouring steps within a moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ class SaveOrder:
     def __init__(self) -> None:
         self._generation = 0
         self._newest = -1
-        self._newest_at: float | None = None
+        self._timed: tuple[int, float] | None = None
         self._steps_per_second = 0.0
         self._wanted = False
         self._ordered = -1
@@ -56,18 +58,21 @@ class SaveOrder:
 
     def generation_started(self, generation: int, restored_step: int) -> None:
         """What was wanted of an earlier generation is gone with its ranks."""
-        self._generation, self._newest, self._newest_at = generation, restored_step, None
+        self._generation, self._newest, self._timed = generation, restored_step, None
         self._wanted = False
 
     def progressed(self, generation: int, step: int, *, at: float) -> list[Decision]:
         """A rank has finished this step. A step that was wanted before any was known is ordered now."""
         if generation != self._generation or step <= self._newest:
             return []
-        if self._newest_at is not None and at > self._newest_at:
-            rate = (step - self._newest) / (at - self._newest_at)
+        if self._timed is None:
+            self._timed = (step, at)
+        elif at - self._timed[1] >= _RATE_SECONDS_MIN:
+            rate = (step - self._timed[0]) / (at - self._timed[1])
             known = self._steps_per_second or rate
             self._steps_per_second = known + _RATE_WEIGHT * (rate - known)
-        self._newest, self._newest_at = step, at
+            self._timed = (step, at)
+        self._newest = step
         return self._order() if self._wanted and self._ordered < 0 else []
 
     def want(self) -> list[Decision]:
@@ -75,7 +80,7 @@ class SaveOrder:
         if self._wanted:
             return []
         self._wanted, self._ordered, self._tries = True, -1, 0
-        return self._order() if self._newest_at is not None else []
+        return self._order() if self._timed is not None else []
 
     def refused(self, generation: int, step: int, newest_step: int) -> list[Decision]:
         """A rank had already finished `newest_step` when it was told to save an earlier one."""

@@ -100,9 +100,11 @@ def test_the_coordinator_dies_while_it_commits_and_no_generation_ends(
     tmp_path: Path, reference: Path, point: str
 ) -> None:
     arms = [Arm(id="coordinator", point=point, action="kill_self", when={"step": 30})]
-    result = harness.trainer(tmp_path, "coordinator", loops.train_loop, config=PACE, failpoints=arms).fit()
+    run = harness.trainer(tmp_path, "coordinator", loops.train_loop, config=PACE, failpoints=arms, keep_last=1)
+    result = run.fit()
     assert [entry["resumed"] for entry in entries(result.run_dir, "coordinator")] == [False, True]
     assert result.generation == 1
+    assert not entries(result.run_dir, "save_failed"), "a checkpoint that retention had deleted came up again"
     harness.assert_equal_runs(result.run_dir, reference)
 
 

@@ -16,7 +16,16 @@ def training(*, steps_per_second: float = 10.0, steps: int = 20) -> SaveOrder:
 
 def test_the_step_is_as_far_ahead_as_the_run_gets_while_the_order_travels() -> None:
     assert training(steps_per_second=10.0).want() == [OrderSave(generation=3, step=125)]
-    assert training(steps_per_second=100.0).want() == [OrderSave(generation=3, step=170)]
+    assert training(steps_per_second=100.0, steps=100).want() == [OrderSave(generation=3, step=250)]
+
+
+def test_neighbouring_steps_that_two_ranks_tell_of_within_a_moment_are_no_rate() -> None:
+    order = SaveOrder()
+    order.generation_started(1, 0)
+    for pulse in range(10):
+        for rank in range(2):
+            order.progressed(1, 5 * pulse + rank + 1, at=100 + pulse / 2 + 0.0002 * rank)
+    assert order.want() == [OrderSave(generation=1, step=52)]
 
 
 def test_a_slow_run_loses_no_step_to_the_margin() -> None:
