@@ -21,6 +21,7 @@ from workers.checkpoint.store import LocalStore
 logger = logging.getLogger("lastgood")
 
 _TABLE_ROWS_MAX = 12
+_PLACES_MAX = 8
 _ERROR_LOG_LINES_MAX = 15
 
 _ADVICE: Mapping[str, str] = {
@@ -81,6 +82,7 @@ class StopReport:
         report = f" The report: {path}" if path else ""
         lines = [
             *([self.traceback.rstrip(), ""] if self.traceback else self.log[-_ERROR_LOG_LINES_MAX:]),
+            *self._places(),
             *self._checkpoint(),
             *([f"What to try: {tip}"] if (tip := advice(failure)) else []),
             f"The run was stopped because {self.reason}; first cause: {what}.{report}",
@@ -116,6 +118,15 @@ class StopReport:
             yield f"restore: {failure['restore_failed']}"
         for echo in failure["echoes"]:
             yield f"with it went rank {echo['rank']}: {echo['cause']}, {_code(echo['exit_code'])}"
+
+    def _places(self) -> Iterable[str]:
+        """Where ranks stood when they were taken to hang; those to blame first."""
+        detail = self.failure["detail"]
+        to_blame = {str(rank) for rank in detail.get("ranks", ())}
+        places = sorted(detail.get("where", {}).items(), key=lambda place: place[0] not in to_blame)
+        for rank, place in places[:_PLACES_MAX]:
+            stacks = detail.get("stacks", {}).get(rank)
+            yield f"Rank {rank} was at {place or 'an unknown place'}{f'; all its stacks: {stacks}' if stacks else ''}"
 
     def _checkpoint(self) -> Iterable[str]:
         if self.checkpoint:

@@ -106,3 +106,18 @@ def test_a_checkpoint_that_cannot_be_read_is_the_news_and_not_the_exception_that
     failed = {**FAILURE, "restore_failed": "shard 1 is short"}
     assert "restore: shard 1 is short" in report(tmp_path, failure=failed).text([])
     assert "checkpoints verify" in advice(failed)
+
+
+def test_the_error_of_a_hang_says_where_the_ranks_stood_and_where_their_stacks_are(tmp_path: Path) -> None:
+    detail = {
+        "ranks": [1],
+        "where": {"0": "all_gather (comm.py:3)", "1": "sleep (train.py:7)"},
+        "stacks": {"1": "stacks/g0003-rank-00001-hang-0.txt"},
+    }
+    failure = {**FAILURE, "cause": "hang", "exit_code": None, "error": None, "detail": detail}
+    lines = report(tmp_path, failure=failure, traceback=None, ending="its standing still").error(None).splitlines()
+    told = [line for line in lines if line.startswith("Rank ")]
+    assert told == [
+        "Rank 1 was at sleep (train.py:7); all its stacks: stacks/g0003-rank-00001-hang-0.txt",
+        "Rank 0 was at all_gather (comm.py:3)",
+    ]
