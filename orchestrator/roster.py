@@ -86,6 +86,9 @@ class KeeperRoster:
 
     def drained(self, keeper: str | None) -> bool:
         """Note that this keeper (None: all of them, for their time is up) has drained; whether it was the last one."""
+        if keeper is None:  # also where no keeper was known when it began, as after the coordinator's restart
+            self._undrained = set()
+            return True
         before = bool(self._undrained)
-        self._undrained = self._undrained - {keeper} if keeper is not None else set()
+        self._undrained = self._undrained - {keeper}
         return before and not self._undrained
