@@ -23,7 +23,7 @@ HANGS = [
     ("sleep", 1, 17, "behind in collectives", "sleep ("),
     ("spin", 0, 27, "behind in collectives", "spin ("),
     ("stop", 1, 37, "stopped", "stop ("),
-    ("loader", 0, -1, "behind in collectives", "hanging_loop ("),
+    ("loader", 0, -1, "behind in collectives", "train ("),
 ]
 
 
