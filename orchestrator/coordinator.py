@@ -112,7 +112,7 @@ class Coordinator:
             keep_last=config.recovery.keep_last,
             keep_last_min=config.recovery.keep_last_min,
             stalled_seconds=config.recovery.save_stalled_seconds,
-            watch=self._protection,
+            protection=self._protection,
             rebuilding=self._resuming,
             post_to_rank_keeper=self._crew.post_to_rank_keeper,
             post_to_keepers=lambda command: self._keepers.post_all(command),
@@ -302,7 +302,6 @@ class Coordinator:
                 rendezvous.rank_finished(event)
             case RankExited():
                 self._watch.rank_ended(event.agent, event.generation)
-                self._life.notice_exit(event.generation)
                 await self._life.carry_out(rendezvous.exited(event))
             case RankMemory():
                 rendezvous.uses_memory(event.agent, event.memory)
@@ -401,7 +400,7 @@ class Coordinator:
             self._loss = event.loss
         cause = self._watch.pulse(event)
         if cause is not None:
-            await self._life.fail(cause)
+            await self._life.carry_out(self._rendezvous.fail(cause))
 
     def _save_refused(self, event: SaveRefused) -> None:
         rank = self._crew.rank_of(event.agent)

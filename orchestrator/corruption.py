@@ -56,7 +56,6 @@ async def answer(life: Lifecycle, found: Corruption) -> None:
     if repeated:
         life.stop(_stop_message(found, clause, nodes), "TrainingFailed")
     elif found.generation == life.rendezvous.generation:
-        life.notice_exit(found.generation)
         rank = replicas.culprit(found.differences)
         cause = Cause(rank=rank, kind="corruption", exit_code=None, at=time.time(), detail=detail)
         await life.carry_out(life.rendezvous.fail(cause))

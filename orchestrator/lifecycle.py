@@ -105,8 +105,10 @@ class Lifecycle:
                 case rv.StartRanks():
                     self._start_ranks(decision)
                 case rv.EndRanks():
+                    self._noticed_at = self._noticed_at or time.time()
                     self._end_ranks(decision)
                 case rv.Judge():
+                    self._noticed_at = self._noticed_at or time.time()
                     self._drain(decision.failure)
                 case rv.AllFinished():
                     self._finish(decision)
@@ -136,7 +138,7 @@ class Lifecycle:
         for name, why in created.passed:
             logger.warning("lastgood: checkpoint %s is passed over: %s", name, why)
             self.ledger.append("passed_over", checkpoint=name, reason=why)
-        self.restore_failed = None
+        self.restore_failed, self._noticed_at = None, None
         self.checkpoint = self.saves.restoring = record.parent
         self.saves.generation_started(created.generations, record.world_size)
         self.budget.generation_started(record.restored_step)
@@ -195,16 +197,6 @@ class Lifecycle:
             self.mail.post(agent, KillRank(generation=decision.generation))
 
     # ------------------------------------------------------------ failures
-
-    async def fail(self, cause: Cause) -> None:
-        """Something is wrong with the running generation, though its ranks run: end it."""
-        self.notice_exit(self.rendezvous.generation)
-        await self.carry_out(self.rendezvous.fail(cause))
-
-    def notice_exit(self, generation: int) -> None:
-        """A rank has ended, or has to; for a running generation that is when a failure, if it is one, was noticed."""
-        if generation == self.rendezvous.generation and self.rendezvous.phase is rv.Phase.RUNNING:
-            self._noticed_at = time.time()
 
     def _drain(self, failure: Failure) -> None:
         """A generation is over: first let the keepers take in what its ranks had still told them."""

@@ -50,7 +50,7 @@ class Saves:
         keep_last: int,
         keep_last_min: int,
         stalled_seconds: float,
-        watch: ProtectionWatch,
+        protection: ProtectionWatch,
         rebuilding: bool,
         post_to_rank_keeper: Callable[[int, PersistOrder], None],
         post_to_keepers: Callable[[Command], None],
@@ -64,7 +64,7 @@ class Saves:
         self._archive = archive
         self._ledger = ledger
         self._stalled_seconds = stalled_seconds
-        self._watch = watch
+        self._protection = protection
         self._machine = CommitMachine(rebuilding=rebuilding)
         self._post_to_rank_keeper = post_to_rank_keeper
         self._post_to_keepers = post_to_keepers
@@ -111,7 +111,7 @@ class Saves:
         )
 
     def skipped(self, event: SnapshotSkipped) -> None:
-        self._watch.save_failed(f"rank {event.rank} made no snapshot: {event.reason}", final=False)
+        self._protection.save_failed(f"rank {event.rank} made no snapshot: {event.reason}", final=False)
         self._carry_out(
             self._machine.snapshot_skipped(event.rank, event.generation, event.step, reason=event.reason, at=_now())
         )
@@ -246,7 +246,7 @@ class Saves:
             seconds=seconds,
             waiting_for=waiting_for,
         )
-        self._watch.save_failed(f"saving step {decision.step} stalls", final=False)
+        self._protection.save_failed(f"saving step {decision.step} stalls", final=False)
 
     def _abandon(self, decision: Abandon) -> None:
         self._receipts.pop((decision.generation, decision.step, decision.attempt), None)
@@ -265,7 +265,7 @@ class Saves:
             reason=decision.reason,
             final=decision.final,
         )
-        self._watch.save_failed(decision.reason, final=decision.final)
+        self._protection.save_failed(decision.reason, final=decision.final)
         name = checkpoint_name(decision.step, decision.generation, decision.attempt)
         self._start(asyncio.to_thread(self._housekeeping.discard, name, self._generation))
         if decision.final:
@@ -316,7 +316,7 @@ class Saves:
             verify_seconds=max(receipt.verify_seconds for receipt in receipts.values()),
             commit_seconds=time.time() - snapshot_at,
         )
-        self._watch.committed(snapshot_at)
+        self._protection.committed(snapshot_at)
         self.committed.add(manifest.name)
         self._carry_out(self._machine.committed(**key, at=_now()))
         self._tell_outcome(decision.generation, decision.step, "")

@@ -22,6 +22,9 @@ CAUSES = (
 UNCHARGED = frozenset({"drain", "controller"})
 """Causes that cost nothing: it was announced and nothing failed, or decide/rounds.py has a budget for it."""
 
+MACHINE_CAUSES = frozenset({"signal", "hang", "agent_lost", "oom", "corruption"})
+"""Causes that may lie in the machine that the first rank ran on."""
+
 LOOP_CAUSES = frozenset({"exception", "exit"})
 """Causes that lie in the training loop: it raised, or ended its process."""
 

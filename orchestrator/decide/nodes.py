@@ -7,9 +7,10 @@ wrong, what was announced and what nobody knows neither blames nor clears a node
 
 from collections.abc import Collection, Mapping
 
+from orchestrator.decide.causes import MACHINE_CAUSES
+
 FAILURES_MAX = 3
 WINDOW_SECONDS = 3600.0
-NODE_CAUSES = frozenset({"signal", "hang", "agent_lost", "oom", "corruption"})
 
 
 class NodeBlame:
@@ -20,7 +21,7 @@ class NodeBlame:
 
     def failed(self, cause: str, node: str | None, nodes: Collection[str], *, at: float) -> str | None:
         """A generation on `nodes` failed, first on `node`; returns the node to exclude, if there is one now."""
-        if cause not in NODE_CAUSES or node is None or len(set(nodes)) < 2:
+        if cause not in MACHINE_CAUSES or node is None or len(set(nodes)) < 2:
             return None
         self._failures = [*self._failures, (node, at)][-FAILURES_MAX:]
         blamed = [when for where, when in self._failures if where == node]

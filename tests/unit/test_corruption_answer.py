@@ -52,7 +52,6 @@ class Life:
         self.archive.create_generation(record, seen=self.archive.scan())
         self.stopped: list[tuple[str, str]] = []
         self.decided: list[Decision] = []
-        self.noticed: list[int] = []
 
     def save(self, step: int, *compared: str) -> str:
         """A committed checkpoint at which these tensors were compared, and were alike."""
@@ -77,9 +76,6 @@ class Life:
 
     async def carry_out(self, decisions: Sequence[Decision]) -> None:
         self.decided += decisions
-
-    def notice_exit(self, generation: int) -> None:
-        self.noticed.append(generation)
 
     def stop(self, error: str, error_type: str) -> None:
         self.stopped.append((error, error_type))
@@ -108,7 +104,6 @@ def test_it_is_written_down_and_the_generation_ends_for_it(life: Life) -> None:
     (cause,) = life.rendezvous._causes
     assert (cause.rank, cause.kind, cause.exit_code) == (1, "corruption", None)
     assert cause.detail["tensors"] == ["w", "v"]
-    assert life.noticed == [GENERATION]
     assert life.archive.scan().quarantined == {}, f"{newest} was compared and equal"
 
 

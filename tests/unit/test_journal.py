@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from workers.data.journal import (
     JournalContent,
     SampleJournal,
-    audit_epoch,
     audit_samples,
     effective_samples,
     read_journal,
@@ -137,12 +136,6 @@ def test_samples_of_skipped_batches_are_not_missing_and_are_too_many_if_they_wer
     due = [(0, 1), (0, 2), (0, 3)]
     assert audit_samples(effective.samples(), due, skipped=skipped) == audit_samples([], [])
     assert audit_samples([(0, 1), (0, 2)], due, skipped=skipped).duplicated == ((0, 2),)
-
-
-def test_a_finished_epoch_is_checked_without_its_order() -> None:
-    consumed = [(0, 2), (0, 0), (0, 2), (1, 1)]
-    audit = audit_epoch(consumed, epoch=0, samples=5, dropped=[4])
-    assert (audit.missing, audit.duplicated) == (((0, 1), (0, 3)), ((0, 2),))
 
 
 @settings(deadline=None)

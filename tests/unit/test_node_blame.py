@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.decide.nodes import FAILURES_MAX, NODE_CAUSES, WINDOW_SECONDS, NodeBlame, fits
+from orchestrator.decide.causes import MACHINE_CAUSES
+from orchestrator.decide.nodes import FAILURES_MAX, WINDOW_SECONDS, NodeBlame, fits
 from orchestrator.decide.rounds import ENDS_MAX, RayRounds
 
 BOTH = ["a", "b"]
@@ -43,7 +44,9 @@ def test_failures_that_lie_far_apart_blame_no_node() -> None:
     assert {blame.failed("signal", "a", BOTH, at=at * WINDOW_SECONDS) for at in range(9)} == {None}
 
 
-@given(st.lists(st.tuples(st.sampled_from([*sorted(NODE_CAUSES), "exception"]), st.sampled_from("abc")), max_size=40))
+@given(
+    st.lists(st.tuples(st.sampled_from([*sorted(MACHINE_CAUSES), "exception"]), st.sampled_from("abc")), max_size=40)
+)
 def test_a_node_is_left_out_exactly_when_the_last_failures_that_count_are_all_its_own(
     failures: list[tuple[str, str]],
 ) -> None:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from checkpoint_samples import save_shards, two_ranks, write_image
+from checkpoint_samples import two_ranks, write_image
 
 from workers import failpoint
 from workers.checkpoint import files
 from workers.checkpoint import store as store_module
 from workers.checkpoint.digests import file_digests, read_blocks
 from workers.checkpoint.files import closing_file
-from workers.checkpoint.persist import ShardNotVerified, persist, read_back, write_shard
+from workers.checkpoint.persist import ShardNotVerified, persist, write_shard
 from workers.checkpoint.slots import Slot
 from workers.checkpoint.store import LocalStore
 
@@ -361,15 +361,6 @@ def test_a_device_that_stores_another_byte_is_noticed_and_the_tensor_named(
     with pytest.raises(ShardNotVerified, match=r"rank-00000-of-00002\.safetensors .* tensor 'model.half'$"):
         write_shard(store, "a01", 0, 2, slot.image, image_bytes, {})
     slot.close()
-
-
-def test_the_receipt_says_what_reading_the_file_back_says(store: LocalStore) -> None:
-    for record in save_shards(store, two_ranks(), "a01"):
-        path = f"checkpoints/a01/{record.file}"
-        whole, by_tensor, verified_from = read_back(store, path)
-        assert (whole, verified_from) == (record.digest, record.verified_from)
-        assert by_tensor == {tensor.name: tensor.digest for tensor in record.tensors}
-        assert len(store.read_bytes(path)) == record.bytes
 
 
 def test_a_root_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:

@@ -154,16 +154,6 @@ def read_manifest(store: "Store", name: str) -> Manifest:
     return manifest
 
 
-def shard_content(record: ShardRecord) -> dict[str, Any]:
-    """A receipt as a JSON object, for messages; `shard_from_content` is its inverse."""
-    return asdict(record)
-
-
-def shard_from_content(content: Any, what: str = "the receipt") -> ShardRecord:
-    """Read a receipt back; CheckpointDamaged if a field is missing or of another type."""
-    return _shard(content, what)
-
-
 def _shards_problem(shards: Iterable[ShardRecord], world_size: int) -> str:
     ranks = [shard.rank for shard in shards]
     if world_size < 1 or ranks != list(range(world_size)):

@@ -16,9 +16,9 @@ from typing import Any
 
 from workers import failpoint
 from workers.checkpoint import header
-from workers.checkpoint.digests import BLOCK_BYTES, FileDigests, file_digests, file_header, image_digests
+from workers.checkpoint.digests import BLOCK_BYTES, FileDigests, file_digests, image_digests
 from workers.checkpoint.files import closing_file
-from workers.checkpoint.manifest import ShardRecord, VerifiedFrom, checkpoint_dir, shard_file
+from workers.checkpoint.manifest import ShardRecord, checkpoint_dir, shard_file
 from workers.checkpoint.store import Store
 from workers.errors import CheckpointDamaged
 
@@ -106,12 +106,6 @@ def persist(store: Store, path: str, image: memoryview, image_bytes: int, *, con
     store.move(temporary, path)
     failpoint.hit("persist.dir_fsync", **context)
     store.sync_dir(path.rpartition("/")[0] or ".")
-
-
-def read_back(store: Store, path: str) -> tuple[str, dict[str, str], VerifiedFrom]:
-    """(digest of the whole file, digest of each tensor that its header names, where the bytes came from)."""
-    found = file_digests(store, path, file_header(store, path).tensors.values())
-    return found.digest, found.tensors, found.verified_from
 
 
 def _compare(path: str, found: FileDigests, image_bytes: int, whole: str, by_tensor: dict[str, str]) -> None:

@@ -174,13 +174,6 @@ def audit_samples(consumed: Iterable[Sample], due: Iterable[Sample], *, skipped:
     )
 
 
-def audit_epoch(consumed: Iterable[Sample], *, epoch: int, samples: int, dropped: Iterable[int] = ()) -> SampleAudit:
-    """Check a finished epoch of a dataset of `samples` samples without knowing its order: each once, or dropped."""
-    left_out = set(dropped)
-    due = ((epoch, sample) for sample in range(samples) if sample not in left_out)
-    return audit_samples((pair for pair in consumed if pair[0] == epoch), due)
-
-
 def _cut_torn_tail(file: int, path: Path) -> None:
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
