@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from workers import failpoint, processes
+from workers.checkpoint.digests import image_digests
 from workers.checkpoint.header import parse_header
 from workers.checkpoint.manifest import CHECKPOINTS_DIR
 from workers.checkpoint.persist import write_shard
@@ -344,10 +345,19 @@ class Keeper:
         if not self._store.exists(CHECKPOINTS_DIR):
             # Not made anew: if it is an unmounted file system, the save would land beside the run.
             raise FileNotFoundError(errno.ENOENT, "the run directory has vanished", str(self._store.root))
+        content = slot.image[: slot.image_bytes]
+        parsed = parse_header(content)
         written = write_shard(
-            self._store, order.checkpoint, order.rank, order.world_size, slot.image, slot.image_bytes, context
+            self._store,
+            order.checkpoint,
+            order.rank,
+            order.world_size,
+            slot.image,
+            slot.image_bytes,
+            context,
+            digests=image_digests(content, parsed.tensors.values()),
         )
-        document = parse_header(slot.image).document
+        document = parsed.document
         return ShardPersisted(
             rank=order.rank,
             generation=order.generation,
