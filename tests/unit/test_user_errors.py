@@ -76,9 +76,9 @@ def test_too_little_memory_for_the_snapshots_says_needed_available_and_which_set
         loop.session.restore()
     text = told(caught.value)
     assert "(3 slots x 1 MiB x 2 ranks)" in text
-    assert "need 6 MiB" in text
-    assert "only 0 MiB are available below 0%" in text
-    assert "lower RecoveryConfig.snapshot_slots, raise memory_fraction_max" in text
+    assert "need 6 MiB more on this node" in text
+    assert "0% may be in use, which leaves 0 MiB" in text
+    assert "lower RecoveryConfig.snapshot_slots, raise RecoveryConfig.memory_fraction_max, or use more nodes" in text
 
 
 def test_memory_that_cannot_be_allocated_skips_the_save_and_names_the_setting(
