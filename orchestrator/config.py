@@ -23,6 +23,10 @@ class RecoveryConfig:
     mapping, e.g. {"signal": 20, "hang": 2}; for other causes, or with None, a run that makes no progress is stopped.
     snapshot_slots: snapshots that each rank may hold in memory at once; each takes as much memory as its shard.
     memory_fraction_max: the part of a node's memory that may be in use with all snapshots in place; 0 to 1.
+    verify_saves: whether each shard is read back and compared before its save counts; without, a checkpoint that the
+    storage has damaged is noticed when it is restored, and passed over then.
+    verify_bytes_per_second_max: how fast each rank's shard is read back, for storage that the training's data comes
+    from as well; the save counts, and the next one begins, when that is done. None: as fast as the device gives.
     save_timeout_seconds: how long a save that the loop waits for may take.
     save_stalled_seconds: how long writing a save may take until the ledger says that it stalls; it goes on then.
     unprotected_seconds_max: how old the newest saved state may get while saves fail until the run says so loudly; None
@@ -54,6 +58,8 @@ class RecoveryConfig:
     max_failures: int | Mapping[str, int] | None = None
     snapshot_slots: int = 2
     memory_fraction_max: float = 0.9
+    verify_saves: bool = True
+    verify_bytes_per_second_max: float | None = None
     save_timeout_seconds: float = 600.0
     save_stalled_seconds: float = 60.0
     unprotected_seconds_max: float | None = None
@@ -82,7 +88,7 @@ class RecoveryConfig:
         self._require_whole(
             "snapshot_slots", 2, "a whole number, at least 2: one snapshot is written while the other is kept"
         )
-        for name in ("save_at_end", "record_samples", "check_replicas"):
+        for name in ("save_at_end", "verify_saves", "record_samples", "check_replicas"):
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
         fraction = self.memory_fraction_max
         self._require(
@@ -102,12 +108,12 @@ class RecoveryConfig:
             seconds = getattr(self, name)
             is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
             self._require(name, is_number and 0 < seconds < math.inf, "a number above 0")
-        limit = self.unprotected_seconds_max
-        self._require(
-            "unprotected_seconds_max",
-            limit is None or (isinstance(limit, int | float) and not isinstance(limit, bool) and 0 < limit < math.inf),
-            "a number of seconds above 0, or None",
-        )
+        for name, unit in (("unprotected_seconds_max", "seconds"), ("verify_bytes_per_second_max", "bytes")):
+            limit = getattr(self, name)
+            is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
+            self._require(
+                name, limit is None or (is_number and 0 < limit < math.inf), f"a number of {unit} above 0, or None"
+            )
         self._require("on_unprotected", self.on_unprotected in ("warn", "stop"), '"warn" or "stop"')
         self._require("on_bad_loss", self.on_bad_loss in get_args(Policy), '"stop" or "rollback"')
         factor = self.loss_spike_factor

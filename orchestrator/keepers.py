@@ -10,6 +10,8 @@ from ray.exceptions import ActorDiedError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator import driver
+from orchestrator.config import RecoveryConfig
+from workers.checkpoint.persist import ReadBack
 from workers.keeper import Keeper
 from workers.link import NAMESPACE
 from workers.orders import LoopSettings
@@ -23,12 +25,12 @@ class KeeperFleet:
     """A thread that makes a keeper on each node where the coordinator wants one."""
 
     def __init__(
-        self, identity: "driver.DriverIdentity", coordinator: Any, settings: LoopSettings, takeover_seconds: float
+        self, identity: "driver.DriverIdentity", coordinator: Any, settings: LoopSettings, recovery: RecoveryConfig
     ) -> None:
         self._identity = identity
         self._coordinator = coordinator
         self._settings = settings
-        self._takeover_seconds = takeover_seconds
+        self._recovery = recovery
         self._keepers: dict[str, Any] = {}
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="lastgood-keepers", daemon=True)
@@ -60,6 +62,7 @@ class KeeperFleet:
             max_concurrency=8,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
         )
+        rate = self._recovery.verify_bytes_per_second_max
         keeper: Any = actor.remote(
             run=self._identity.run,
             driver=self._identity.driver,
@@ -67,7 +70,8 @@ class KeeperFleet:
             run_dir=str(self._settings.run_dir),
             coordinator=self._identity.coordinator,
             failpoints=self._settings.failpoints,
-            takeover_seconds=self._takeover_seconds,
+            takeover_seconds=self._recovery.takeover_seconds,
+            read_back=ReadBack(bytes_per_second_max=rate) if self._recovery.verify_saves else None,
         )
         self._keepers[node] = keeper
         try:

@@ -107,7 +107,7 @@ class SupervisedTrainer:
                 can_exclude=ray_fit.can_exclude(self._scaling),
             )
         )
-        fleet = KeeperFleet(identity, self._coordinator, settings, self._recovery.takeover_seconds)
+        fleet = KeeperFleet(identity, self._coordinator, settings, self._recovery)
         fleet.start()
         try:
             agent = AgentConfig(

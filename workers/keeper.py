@@ -1,10 +1,11 @@
 """The keeper: one actor a node that owns the snapshot memory and turns snapshots into durable, verified shards.
 
 Invariants: a snapshot is written only from a COMPLETE slot, which is HELD meanwhile so that no rank reuses it; each
-attempt writes a new file, never an old one; a receipt is sent only for bytes that were read back. Faults survived: a
-rank dies at any moment (its snapshots stay, its torn slot is reset); the keeper dies (ranks hand the slots over
-again, receipts that were not taken are found again by writing the next attempt); the coordinator dies (the keeper
-introduces itself again with what it holds).
+attempt writes a new file, never an old one; one write a rank is under way, and of those ordered meanwhile the newest is
+next; a receipt is sent only for bytes that were read back, unless that is switched off. Faults survived: a rank dies at
+any moment (its snapshots stay, its torn slot is reset); the keeper dies (ranks hand the slots over again, receipts that
+were not taken are found again by writing the next attempt); the coordinator dies (the keeper introduces itself again
+with what it holds).
 """
 
 import contextlib
@@ -18,9 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from workers import failpoint, processes
+from workers.checkpoint.digests import image_digests
 from workers.checkpoint.header import parse_header
 from workers.checkpoint.manifest import CHECKPOINTS_DIR
-from workers.checkpoint.persist import write_shard
+from workers.checkpoint.persist import ReadBack, write_shard
 from workers.checkpoint.slots import Slot, SlotState
 from workers.checkpoint.store import LocalStore, is_no_space
 from workers.groups import GroupRecord
@@ -64,6 +66,8 @@ class _RankMemory:
     retired: list[Slot] = field(default_factory=list)
     snapshot_at: dict[tuple[int, int], float] = field(default_factory=dict)
     attempts: dict[tuple[int, int], int] = field(default_factory=dict)
+    is_writing: bool = False
+    waiting: PersistOrder | None = None
     pid: int = 0
     generation: int = 0
 
@@ -81,9 +85,11 @@ class Keeper:
         run_dir: str,
         coordinator: str,
         takeover_seconds: float,
+        read_back: ReadBack | None,
         failpoints: tuple[failpoint.Arm, ...] = (),
     ) -> None:
         self._node = node
+        self._read_back = read_back
         self._name = f"{driver}/keeper-{node}"
         self._store = LocalStore(Path(run_dir))
         self._ranks: dict[int, _RankMemory] = {}
@@ -298,15 +304,25 @@ class Keeper:
                     self._link.tell(outcome)
                 return
             self._outcomes[order] = None
-            memory = self._ranks.get(order.rank)
-            key = (order.generation, order.step)
-            held = (slot for slot in (memory.slots if memory else []) if (slot.generation, slot.step) == key)
-            slot = next((slot for slot in held if slot.state is SlotState.COMPLETE), None)
-            if memory is None or slot is None:
-                self._end_persist(order, _failed(self._name, order, "the keeper does not hold that snapshot", False))
+            memory = self._ranks.setdefault(order.rank, _RankMemory())
+            if not memory.is_writing:
+                self._start_writing(order, memory)
                 return
-            slot.hold()
-            memory.attempts[key] = order.attempt
+            replaced, memory.waiting = memory.waiting, order
+            if replaced is not None:
+                reason = "a newer one was ordered while the one before was still being written"
+                self._end_persist(replaced, _failed(self._name, replaced, reason, False))
+
+    def _start_writing(self, order: PersistOrder, memory: _RankMemory) -> None:
+        key = (order.generation, order.step)
+        held = (slot for slot in memory.slots if (slot.generation, slot.step) == key)
+        slot = next((slot for slot in held if slot.state is SlotState.COMPLETE), None)
+        if slot is None:
+            self._end_persist(order, _failed(self._name, order, "the keeper does not hold that snapshot", False))
+            return
+        slot.hold()
+        memory.attempts[key] = order.attempt
+        memory.is_writing = True
         threading.Thread(target=self._persist, args=(order, memory, slot), name="lastgood-persist", daemon=True).start()
 
     def _persist(self, order: PersistOrder, memory: _RankMemory, slot: Slot) -> None:
@@ -327,6 +343,10 @@ class Keeper:
             else:
                 self._release_if_covered(slot)
             self._end_persist(order, outcome)
+            memory.is_writing = False
+            following, memory.waiting = memory.waiting, None
+            if following is not None:
+                self._start_writing(following, memory)
 
     def _end_persist(self, order: PersistOrder, outcome: ShardPersisted | PersistFailed) -> None:
         self._outcomes[order] = outcome
@@ -344,10 +364,20 @@ class Keeper:
         if not self._store.exists(CHECKPOINTS_DIR):
             # Not made anew: if it is an unmounted file system, the save would land beside the run.
             raise FileNotFoundError(errno.ENOENT, "the run directory has vanished", str(self._store.root))
+        content = slot.image[: slot.image_bytes]
+        parsed = parse_header(content)
         written = write_shard(
-            self._store, order.checkpoint, order.rank, order.world_size, slot.image, slot.image_bytes, context
+            self._store,
+            order.checkpoint,
+            order.rank,
+            order.world_size,
+            slot.image,
+            slot.image_bytes,
+            context,
+            digests=image_digests(content, parsed.tensors.values()),
+            read_back=self._read_back,
         )
-        document = parse_header(slot.image).document
+        document = parsed.document
         return ShardPersisted(
             rank=order.rank,
             generation=order.generation,

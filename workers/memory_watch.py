@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from workers import processes
+from workers.control_groups import MemoryGroup, field, memory_group, read_text
 from workers.processes import ProcessId
 
 _LOOK_SECONDS = 1.0
 # Finding the members of a group means reading all of /proc: often at first, when loader workers start, then rarely.
 _GROUP_SECONDS_MAX = 10.0
 _VERDICT_SECONDS = 10.0  # a large process takes a while to give its memory back
-# cgroup version 1 says "no limit" with the largest number of whole pages
-_UNLIMITED_BYTES = 1 << 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +79,10 @@ class MemoryWatch:
         self._group: list[ProcessId] = [rank]
         self._looked_at = -float("inf")
         self._group_at = self._followed_at = self._clock()
-        self._memory_cgroup: Path | None = None
+        self._memory_group: MemoryGroup | None = None
         self._group_peak_bytes = 0
         self._rose_at: float | None = None
-        self._find_cgroup()
+        self._find_group()
         self._kills = self._count_kills()
 
     def look(self) -> MemorySeen | None:
@@ -100,7 +99,7 @@ class MemoryWatch:
         others = [self._read_status(member) for member in self._group if member != self._rank]
         group_bytes = own[0] + sum(other[0] for other in others if other is not None)
         self._group_peak_bytes = max(self._group_peak_bytes, group_bytes)
-        self._find_cgroup()
+        self._find_group()
         self._note_kills()
         self._seen = MemorySeen(
             at=time.time(),
@@ -109,7 +108,7 @@ class MemoryWatch:
             group_rss_bytes=group_bytes,
             group_peak_bytes=self._group_peak_bytes,
             available_bytes=self._available_bytes(),
-            limit_bytes=limit_bytes(self._memory_cgroup) if self._memory_cgroup is not None else None,
+            limit_bytes=self._memory_group.limit_bytes if self._memory_group is not None else None,
         )
         return self._seen
 
@@ -129,79 +128,26 @@ class MemoryWatch:
         self._kills = now
 
     def _count_kills(self) -> _Kills:
-        if self._memory_cgroup is not None:
+        if self._memory_group is not None:
             for name in ("memory.events", "memory.oom_control"):  # version 2, version 1
-                path = self._memory_cgroup / name
-                count = _field(_read(path), "oom_kill")
+                path = self._memory_group.path / name
+                count = field(read_text(path), "oom_kill")
                 if count is not None:
                     return _Kills(str(path), count)
         path = self._proc / "vmstat"
-        return _Kills(str(path), _field(_read(path), "oom_kill") or 0)
+        return _Kills(str(path), field(read_text(path), "oom_kill") or 0)
 
-    def _find_cgroup(self) -> None:
+    def _find_group(self) -> None:
         """The rank's memory control group; the one that was found before, once the rank is gone."""
         assert self._rank is not None
-        self._memory_cgroup = find_cgroup(self._rank.pid, self._proc, self._cgroup) or self._memory_cgroup
+        found = memory_group(str(self._rank.pid), proc=self._proc, cgroup=self._cgroup)
+        self._memory_group = found or self._memory_group
 
     def _read_status(self, process: ProcessId) -> tuple[int, int] | None:
         """Resident bytes and their peak; None if the process is gone."""
-        text = _read(self._proc / str(process.pid) / "status")
-        rss, peak = _field(text, "VmRSS:"), _field(text, "VmHWM:")
+        text = read_text(self._proc / str(process.pid) / "status")
+        rss, peak = field(text, "VmRSS:"), field(text, "VmHWM:")
         return None if rss is None or peak is None else (rss * 1024, peak * 1024)
 
     def _available_bytes(self) -> int:
-        return (_field(_read(self._proc / "meminfo"), "MemAvailable:") or 0) * 1024
-
-
-def find_cgroup(pid: int, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> Path | None:
-    """The directory of a process's memory control group; None if it has none, or the process is gone."""
-    found = None
-    for line in _read(proc / str(pid) / "cgroup").splitlines():
-        hierarchy, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if "memory" in controllers.split(","):
-            root = cgroup / "memory"
-        elif hierarchy == "0" and (cgroup / "cgroup.controllers").exists():
-            root = cgroup
-        else:
-            continue
-        # In a container the path may be the host's, and what is mounted the container's own.
-        candidates = (root / path.lstrip("/"), root)
-        found = next((one for one in candidates if one.is_dir()), None)
-    return found
-
-
-def limit_bytes(group: Path) -> int | None:
-    """What the processes of a memory control group may use together; None for no limit."""
-    for name in ("memory.max", "memory.limit_in_bytes"):
-        text = _read(group / name).strip()
-        if text.isdecimal():
-            return int(text) if int(text) < _UNLIMITED_BYTES else None
-    return None
-
-
-def used_bytes(group: Path) -> int:
-    """What they use now, without the page cache that the kernel would drop first."""
-    for name in ("memory.current", "memory.usage_in_bytes"):
-        text = _read(group / name).strip()
-        if text.isdecimal():
-            statistics = _read(group / "memory.stat")
-            cached = _field(statistics, "total_inactive_file") or _field(statistics, "inactive_file") or 0
-            return max(0, int(text) - cached)
-    return 0
-
-
-def _read(path: Path) -> str:
-    """The file's text; empty if it cannot be read."""
-    try:
-        return path.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""
-
-
-def _field(text: str, name: str) -> int | None:
-    """The number after `name` at the start of a line."""
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) >= 2 and words[0] == name and words[1].isdecimal():
-            return int(words[1])
-    return None
+        return (field(read_text(self._proc / "meminfo"), "MemAvailable:") or 0) * 1024

@@ -13,14 +13,13 @@ import select
 import time
 from collections.abc import Callable
 
-import psutil
-
 from workers import failpoint
 from workers.checkpoint import image
 from workers.checkpoint.slots import Slot, SlotState
 from workers.checkpoint.tensors import CapturedState
 from workers.errors import EnvironmentProblem
 from workers.heartbeat import HeartbeatPage
+from workers.memory_budget import Need, bounds, problem
 from workers.orders import RankOrders
 from workers.state.training import TrainingState
 from workers.wire import Channel, connect
@@ -44,19 +43,15 @@ class SnapshotWriter:
 
     def check_memory(self, state: TrainingState) -> None:
         """Refuse to train if the snapshots could not fit beside it; raises EnvironmentProblem with the numbers."""
-        image_bytes = state.bytes_estimate()
         orders = self._orders
-        held = sum(slot.capacity for slot in self._connect_and_adopt())
-        needed = max(0, image_bytes * orders.snapshot_slots - held) * orders.local_world_size
-        memory = psutil.virtual_memory()
-        available = int(memory.available - (1 - orders.memory_fraction_max) * memory.total)
-        if needed > max(available, 0):
-            raise EnvironmentProblem(
-                f"the snapshots need {needed / 2**20:,.0f} MiB on this node ({orders.snapshot_slots} slots x "
-                f"{image_bytes / 2**20:,.0f} MiB x {orders.local_world_size} ranks), but only "
-                f"{max(available, 0) / 2**20:,.0f} MiB are available below {orders.memory_fraction_max:.0%} of its "
-                f"memory; lower RecoveryConfig.snapshot_slots, raise memory_fraction_max, or use more nodes"
-            )
+        need = Need(
+            image_bytes=state.bytes_estimate(),
+            slots=orders.snapshot_slots,
+            local_ranks=orders.local_world_size,
+            held_bytes=sum(slot.capacity for slot in self._connect_and_adopt()),
+        )
+        if found := problem(need, bounds(orders.memory_fraction_max)):
+            raise EnvironmentProblem(found)
 
     def take(
         self, capture: Callable[[], CapturedState], *, step: int, wait_seconds: float, again: bool = False

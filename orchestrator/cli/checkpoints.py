@@ -206,7 +206,7 @@ def _facts(manifest: Manifest, row: Row) -> dict[str, str]:
         "progress": progress,
         "created": _time(manifest.created_at),
         "size": f"{manifest.total_bytes / 1e6:.1f} MB in {len(manifest.shards)} shards",
-        "read back": f"from {', '.join(_verified_from(manifest))}, digests equal",
+        "read back": _read_back(manifest),
         **({"reason": row.reason} if row.reason else {}),
     }
 
@@ -221,6 +221,11 @@ def _print_verdict(console: Console, name: str, problems: Sequence[Problem], qua
 
 def _verified_from(manifest: Manifest) -> list[str]:
     return sorted({shard.verified_from for shard in manifest.shards})
+
+
+def _read_back(manifest: Manifest) -> str:
+    found = _verified_from(manifest)
+    return f"from {', '.join(found)}" + (", digests equal" if found != ["nothing"] else ": verify_saves was off")
 
 
 def _shape(sizes: Sequence[int]) -> str:

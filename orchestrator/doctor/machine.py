@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from orchestrator.doctor.facts import Clock, Gpu, Machine
-from workers import memory_watch
+from workers.control_groups import memory_group
 
 _SYS = Path("/sys")
 _LIMITS = {
@@ -29,11 +29,11 @@ _MICROSECONDS_UNSURE_MAX = 16_000_000  # what the kernel claims at most for a cl
 def look_at_machine() -> Machine:
     """As it is now."""
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
-    group = memory_watch.find_cgroup(os.getpid())
-    limit = memory_watch.limit_bytes(group) if group is not None else None
+    group = memory_group("self", proc=Path("/proc"), cgroup=Path("/sys/fs/cgroup"))
+    limit = group.limit_bytes if group is not None else None
     available = memory.available
     if group is not None and limit is not None:
-        available = max(0, min(available, limit - memory_watch.used_bytes(group)))
+        available = max(0, min(available, limit - group.used_bytes))
     return Machine(
         host=socket.gethostname(),
         kernel=platform.release(),

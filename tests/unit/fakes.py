@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from checkpoint_samples import write_shard_of
 from torch import nn
 
 from workers.checkpoint import image
 from workers.checkpoint.manifest import MANIFEST_FILE, Manifest, checkpoint_dir, checkpoint_name
-from workers.checkpoint.persist import write_shard
 from workers.checkpoint.slots import Slot, SlotState
 from workers.checkpoint.store import LocalStore
 from workers.checkpoint.tensors import CapturedState, NamedTensor
@@ -99,7 +99,7 @@ class FakeKeeper:
         slot = self.slot_of(step)
         name = checkpoint_name(step, slot.generation, 1)
         store = LocalStore(run_dir)
-        shard = write_shard(store, name, 0, 1, slot.image, slot.image_bytes, {}).shard
+        shard = write_shard_of(store, name, slot)
         manifest = Manifest(
             run="run",
             generation=slot.generation,

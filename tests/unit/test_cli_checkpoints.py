@@ -1,6 +1,7 @@
 """`lastgood checkpoints` tells which checkpoint counts, and finds every damaged byte."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -197,3 +198,14 @@ def test_inspecting_writes_nothing(run_dir: Path) -> None:
     for command in ("list", "show", "verify"):
         run(command, run_dir)
     assert state() == before
+
+
+def test_a_checkpoint_that_was_not_read_back_is_shown_as_such_and_can_be_verified(run_dir: Path) -> None:
+    store = LocalStore(run_dir)
+    name = checkpoint_name(80, 2, 1)
+    shards = save_shards(store, two_ranks(), name, read_back=None)
+    RunArchive(store).commit(replace(make_manifest(shards, 80), generation=2))
+    assert run_json("list", run_dir)["checkpoints"][0]["verified_from"] == ["nothing"]
+    assert "read back  from nothing: verify_saves was off" in run("show", run_dir, name).stdout
+    assert re.search("read back  from (device|cache|memory), digests equal", run("show", run_dir, NEWEST).stdout)
+    assert run("verify", run_dir, name).exit_code == 0

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.doctor import machine, tracing
 from orchestrator.doctor.facts import Gpu
 from orchestrator.doctor.software import look_at_packages, try_imports
-from workers import memory_watch, stacks
+from workers import stacks
 
 
 def test_the_machine_is_described() -> None:
@@ -33,18 +33,6 @@ def test_the_clocks_are_compared() -> None:
     found = watch.look()
     assert found.watched_seconds >= 0
     assert abs(found.wall_drift_seconds) < 60
-
-
-def test_a_control_groups_limit_and_use_are_read(tmp_path: Path) -> None:
-    for name, text in (
-        ("memory.max", "1000000\n"),
-        ("memory.current", "500000\n"),
-        ("memory.stat", "anon 1\ninactive_file 200000\n"),
-    ):
-        (tmp_path / name).write_text(text)
-    assert (memory_watch.limit_bytes(tmp_path), memory_watch.used_bytes(tmp_path)) == (1_000_000, 300_000)
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory_watch.limit_bytes(tmp_path) is None
 
 
 def test_a_process_of_ones_own_says_where_it_stands_when_it_is_asked() -> None:

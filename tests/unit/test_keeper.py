@@ -46,7 +46,13 @@ class Node:
 
     def start(self) -> None:
         self.keeper = Keeper(
-            run=self.run, driver="d", node="n1", run_dir=str(self.run_dir), coordinator="c", takeover_seconds=0.1
+            run=self.run,
+            driver="d",
+            node="n1",
+            run_dir=str(self.run_dir),
+            coordinator="c",
+            takeover_seconds=0.1,
+            read_back=persist.ReadBack(),
         )
         self.link: Any = self.keeper._link
         self.closed = False
@@ -92,11 +98,11 @@ class Gate:
         self.reached, self.opened = threading.Event(), threading.Event()
         self.writes = 0
 
-        def gated(*arguments: Any) -> Any:
+        def gated(*arguments: Any, **options: Any) -> Any:
             self.writes += 1
             self.reached.set()
             assert self.opened.wait(DEADLINE_SECONDS)
-            return persist.write_shard(*arguments)
+            return persist.write_shard(*arguments, **options)
 
         monkeypatch.setattr("workers.keeper.write_shard", gated)
 
@@ -231,6 +237,18 @@ def test_an_unknown_snapshot_is_refused_for_good(step: int, node: Node) -> None:
     rank.close()
 
 
+def test_a_keeper_that_does_not_read_back_says_so_in_its_receipts(node: Node) -> None:
+    node.keeper._read_back = None
+    rank = node.rank()
+    rank.give_slots()
+    rank.snapshot(step=20)
+    node.link.wait_for(Snapshotted)
+    node.order(20)
+    receipt = node.link.wait_for(ShardPersisted)
+    assert receipt.shard.verified_from == "nothing"
+    rank.close()
+
+
 @pytest.mark.parametrize(
     ("error", "transient"), [(errno.ENOSPC, True), (errno.EIO, True), (errno.EROFS, False), (errno.EACCES, False)]
 )
@@ -242,7 +260,7 @@ def test_a_failed_write_says_whether_another_try_may_help_and_keeps_the_snapshot
     slot = rank.snapshot(step=20)
     node.link.wait_for(Snapshotted)
 
-    def failing(*_arguments: Any) -> None:
+    def failing(*_arguments: Any, **_options: Any) -> None:
         raise OSError(error, os.strerror(error))
 
     with monkeypatch.context() as patch:
@@ -254,6 +272,41 @@ def test_a_failed_write_says_whether_another_try_may_help_and_keeps_the_snapshot
     assert slot.state is SlotState.COMPLETE
     node.order(20, attempt=2)
     assert node.link.wait_for(ShardPersisted).attempt == 2
+    rank.close()
+
+
+def test_one_write_is_under_way_and_of_those_ordered_meanwhile_the_newest_is_next(node: Node, gate: Gate) -> None:
+    rank = node.rank()
+    rank.give_slots(3)
+    for step in (20, 30, 40):
+        rank.snapshot(step)
+        node.link.wait_for(Snapshotted)
+    node.order(20)
+    assert gate.reached.wait(DEADLINE_SECONDS)
+    skipped = node.order(30)
+    following = node.order(40)
+    failed = node.link.wait_for(PersistFailed)
+    assert (failed.step, failed.attempt) == (skipped.step, skipped.attempt)
+    assert "still being written" in failed.error
+    node.link.command(following)  # said again, it is neither begun twice nor answered before it is done
+    assert gate.writes == 1
+    assert [slot.state for slot in rank.slots] == [SlotState.HELD, SlotState.COMPLETE, SlotState.COMPLETE]
+    gate.opened.set()
+    assert [node.link.wait_for(ShardPersisted).step for _ in range(2)] == [20, 40]
+    assert gate.writes == 2
+    rank.close()
+
+
+def test_another_attempt_at_a_step_waits_for_the_write_that_is_given_up(node: Node, gate: Gate) -> None:
+    rank = node.rank()
+    rank.give_slots()
+    rank.snapshot(step=20)
+    node.link.wait_for(Snapshotted)
+    node.order(20, attempt=1)
+    assert gate.reached.wait(DEADLINE_SECONDS)
+    node.order(20, attempt=2)
+    gate.opened.set()
+    assert [node.link.wait_for(ShardPersisted).attempt for _ in range(2)] == [1, 2]
     rank.close()
 
 

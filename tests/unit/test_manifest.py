@@ -60,6 +60,12 @@ def test_a_manifest_comes_back_as_it_was() -> None:
     assert Manifest.from_bytes(manifest().to_bytes()) == manifest()
 
 
+@pytest.mark.parametrize("verified_from", ["device", "cache", "memory", "nothing"])
+def test_a_manifest_says_where_each_shard_was_read_back_from(verified_from: Any) -> None:
+    written = make_manifest((shard(0, verified_from=verified_from), shard(1)))
+    assert Manifest.from_bytes(written.to_bytes()).shards[0].verified_from == verified_from
+
+
 @given(st.data())
 @settings(max_examples=400, deadline=None)
 def test_every_flipped_bit_of_a_manifest_is_noticed(data: st.DataObject) -> None:

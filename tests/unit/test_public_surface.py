@@ -36,6 +36,8 @@ def test_the_recovery_settings_have_these_names_and_defaults() -> None:
         "max_failures": None,
         "snapshot_slots": 2,
         "memory_fraction_max": 0.9,
+        "verify_saves": True,
+        "verify_bytes_per_second_max": None,
         "save_timeout_seconds": 600.0,
         "save_stalled_seconds": 60.0,
         "unprotected_seconds_max": None,

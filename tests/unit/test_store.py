@@ -7,18 +7,23 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from checkpoint_samples import two_ranks, write_image
+from checkpoint_samples import two_ranks, write_image, write_shard_of
 
 from workers import failpoint
 from workers.checkpoint import files
 from workers.checkpoint import store as store_module
-from workers.checkpoint.digests import file_digests, read_blocks
-from workers.checkpoint.files import closing_file
-from workers.checkpoint.persist import ShardNotVerified, persist, write_shard
+from workers.checkpoint.digests import file_digests, image_digests, read_blocks
+from workers.checkpoint.files import LocalFile, closing_file
+from workers.checkpoint.header import parse_header
+from workers.checkpoint.manifest import ShardRecord
+from workers.checkpoint.pace import Pace
+from workers.checkpoint.persist import ReadBack, ShardNotVerified, persist, write_shard
 from workers.checkpoint.slots import Slot
 from workers.checkpoint.store import LocalStore
+from workers.errors import CheckpointDamaged
 
 MEMORY_DIR = Path("/dev/shm")
 
@@ -175,10 +180,15 @@ def test_a_full_disk_during_an_atomic_write_leaves_nothing(store: LocalStore, ar
 KILL_SCRIPT = """
 import sys
 from pathlib import Path
+from typing import Any
 from workers import failpoint
+from workers.checkpoint.header import parse_header
+from workers.checkpoint.manifest import ShardRecord
+from workers.checkpoint.pace import Pace
 from workers.checkpoint.persist import persist
 from workers.checkpoint.slots import Slot
 from workers.checkpoint.store import LocalStore
+from workers.errors import CheckpointDamaged
 root, point = Path(sys.argv[1]), sys.argv[2]
 when = {"index": 1} if point == "persist.block" else {}
 failpoint.arm([failpoint.Arm(id="kill", point=point, action="kill_self", when=when)], root / "faults")
@@ -359,8 +369,65 @@ def test_a_device_that_stores_another_byte_is_noticed_and_the_tensor_named(
 
     monkeypatch.setattr(LocalStore, "move", corrupting_move)
     with pytest.raises(ShardNotVerified, match=r"rank-00000-of-00002\.safetensors .* tensor 'model.half'$"):
-        write_shard(store, "a01", 0, 2, slot.image, image_bytes, {})
+        write_shard_of(store, "a01", slot, 0, 2)
     slot.close()
+
+
+def test_what_is_read_back_is_compared_with_the_digests_that_were_given(store: LocalStore) -> None:
+    slot, image_bytes = write_image(two_ranks()[0])
+    tensors = parse_header(slot.image).tensors
+    digests = image_digests(slot.image[:image_bytes], tensors.values())
+
+    def write(attempt: str, digests: tuple[str, dict[str, str]]) -> ShardRecord:
+        options: dict[str, Any] = {"digests": digests, "read_back": ReadBack()}
+        return write_shard(store, attempt, 0, 1, slot.image, image_bytes, {}, **options).shard
+
+    slot.image[tensors["model.norm"].start] ^= 1  # the snapshot is not what it was when it was digested
+    with pytest.raises(ShardNotVerified, match=r"tensor 'model\.norm'$"):
+        write("a01", digests)
+    slot.image[tensors["model.norm"].start] ^= 1
+    shard = write("a02", digests)
+    assert (shard.digest, {record.name: record.digest for record in shard.tensors}) == digests
+    with pytest.raises(CheckpointDamaged, match="of other tensors"):
+        write("a03", (digests[0], {}))
+    slot.close()
+
+
+def test_a_shard_that_is_not_read_back_says_so_and_is_not_read(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot, _ = write_image(two_ranks()[0])
+    monkeypatch.setattr(LocalFile, "read_into", None)
+    assert write_shard_of(store, "a01", slot, read_back=None).verified_from == "nothing"
+    slot.close()
+
+
+def test_reading_back_keeps_to_the_pace_that_it_is_given(store: LocalStore) -> None:
+    slot = filled_slot(20 << 20)
+    persist(store, "file", slot.image, 20 << 20, context={})
+    at, waits = 100.0, []
+
+    def sleep(seconds: float) -> None:
+        nonlocal at
+        waits.append(seconds)
+        at += seconds
+
+    pace = Pace(4 << 20, clock=lambda: at, sleep=sleep)
+    found = file_digests(store, "file", pace=pace)
+    assert found.bytes == 20 << 20
+    assert waits == [2.0, 2.0], "three blocks of 8 MiB, and the first at once"
+    slot.close()
+
+
+def test_a_pace_does_not_make_up_for_what_a_slow_device_left_unused() -> None:
+    at, waits = 0.0, []
+    pace = Pace(100, clock=lambda: at, sleep=waits.append)
+    pace.take(1000)
+    at = 60.0
+    pace.take(1000)
+    assert waits == []
+    pace.take(1000)
+    assert waits == [10.0]
 
 
 def test_a_root_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:

@@ -76,9 +76,9 @@ def test_too_little_memory_for_the_snapshots_says_needed_available_and_which_set
         loop.session.restore()
     text = told(caught.value)
     assert "(3 slots x 1 MiB x 2 ranks)" in text
-    assert "need 6 MiB" in text
-    assert "only 0 MiB are available below 0%" in text
-    assert "lower RecoveryConfig.snapshot_slots, raise memory_fraction_max" in text
+    assert "need 6 MiB more on this node" in text
+    assert "0% may be in use, which leaves 0 MiB" in text
+    assert "lower RecoveryConfig.snapshot_slots, raise RecoveryConfig.memory_fraction_max, or use more nodes" in text
 
 
 def test_memory_that_cannot_be_allocated_skips_the_save_and_names_the_setting(
@@ -176,6 +176,7 @@ def lone_keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kee
         run_dir=str(tmp_path / "run"),
         coordinator="c",
         takeover_seconds=0.1,
+        read_back=None,
     )
     yield keeper
     keeper.close()
@@ -248,6 +249,8 @@ def test_the_ray_version_is_checked_before_anything_is_started(tmp_path: Path, m
         ("save_stalled_seconds", [0, None]),
         ("unprotected_seconds_max", [0, -1, float("inf"), "60", True]),
         ("on_unprotected", ["ignore", None]),
+        ("verify_saves", [None, 1, "yes"]),
+        ("verify_bytes_per_second_max", [0, -1, float("inf"), "1e9", True]),
         ("snapshot_slots", [1, 0, None]),
         ("memory_fraction_max", [0, 1.1, -0.5, float("nan"), "0.9"]),
         ("save_timeout_seconds", [0, -1, float("nan"), float("inf"), None]),
@@ -267,7 +270,7 @@ def test_a_recovery_setting_that_cannot_work_is_named_with_its_value(field: str,
 
 def test_recovery_settings_at_their_limits_are_accepted() -> None:
     RecoveryConfig(save_every_steps=1, keep_last=1, max_failures=0, memory_fraction_max=1, save_timeout_seconds=0.1)
-    RecoveryConfig(save_every_steps=None, max_failures=None)
+    RecoveryConfig(save_every_steps=None, max_failures=None, verify_saves=False, verify_bytes_per_second_max=1)
     RecoveryConfig(keep_last=2, keep_last_min=2, max_failures={"signal": 0, "hang": 9}, unprotected_seconds_max=1)
 
 

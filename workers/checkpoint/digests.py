@@ -4,15 +4,16 @@ The whole digest is what commits a file; the tensors' digests say which tensor i
 tensors that it takes from another rank's file. All are xxh3_128 in hexadecimal: against accidents, not adversaries.
 """
 
-import mmap
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import xxhash
 
-from workers.checkpoint import header
+from workers.checkpoint import header, huge_pages
 from workers.checkpoint.files import StoreFile, closing_file
-from workers.checkpoint.manifest import TensorRecord, VerifiedFrom
+from workers.checkpoint.manifest import ReadFrom, TensorRecord
+from workers.checkpoint.pace import Pace
 from workers.checkpoint.store import Store
 
 BLOCK_BYTES = 8 << 20
@@ -25,7 +26,7 @@ class FileDigests:
     bytes: int
     digest: str
     tensors: dict[str, str]
-    verified_from: VerifiedFrom
+    verified_from: ReadFrom
 
 
 class _Digester:
@@ -70,17 +71,19 @@ def image_digests(image: memoryview, tensors: Iterable[TensorRecord]) -> tuple[s
     return digester.finish()
 
 
-def file_digests(store: Store, path: str, tensors: Iterable[TensorRecord]) -> FileDigests:
-    """Read every byte of a file, past the page cache where that is possible."""
+def file_digests(
+    store: Store, path: str, tensors: Iterable[TensorRecord] = (), *, pace: Pace | None = None
+) -> FileDigests:
+    """Read every byte of a file, past the page cache where that is possible, no faster than `pace` allows."""
     digester = _Digester(tensors)
     size = 0
     with closing_file(store.open_existing(path, direct=True)) as file:
         if not file.direct:
             file.drop_cache()
-        for block in read_blocks(file):
+        for block in read_blocks(file, pace):
             digester.update(block)
             size += len(block)
-        verified_from: VerifiedFrom = "memory" if store.in_memory() else "device" if file.direct else "cache"
+        verified_from: ReadFrom = "memory" if store.in_memory() else "device" if file.direct else "cache"
     whole, by_tensor = digester.finish()
     return FileDigests(bytes=size, digest=whole, tensors=by_tensor, verified_from=verified_from)
 
@@ -94,16 +97,31 @@ def file_header(store: Store, path: str) -> header.ShardHeader:
         return header.parse_header(whole[: file.read_into(whole, 0)], path)
 
 
-def read_blocks(file: StoreFile) -> Iterator[memoryview]:
-    """The file's content in order; each block is valid until the next one is asked for."""
-    with mmap.mmap(-1, BLOCK_BYTES) as memory, memoryview(memory) as buffer:
+def read_blocks(file: StoreFile, pace: Pace | None = None) -> Iterator[memoryview]:
+    """The file's content in order; each block is valid until the next one is asked for, which is read meanwhile."""
+    with (
+        huge_pages.anonymous(2 * BLOCK_BYTES) as memory,
+        memoryview(memory) as both,
+        both[:BLOCK_BYTES] as first,
+        both[BLOCK_BYTES : 2 * BLOCK_BYTES] as second,
+        ThreadPoolExecutor(1, thread_name_prefix="lastgood-read") as reader,
+    ):
+
+        def read(buffer: memoryview, position: int) -> "Future[int]":
+            if pace is not None:
+                pace.take(BLOCK_BYTES)
+            return reader.submit(file.read_into, buffer, position)
+
         position = 0
-        while count := file.read_into(buffer, position):
-            block = buffer[:count]
-            try:
-                yield block
-            finally:
-                block.release()
+        current, other = first, second
+        reading = read(current, position)
+        while count := reading.result():
             position += count
-            if count < BLOCK_BYTES:
+            is_last = count < BLOCK_BYTES
+            if not is_last:
+                reading = read(other, position)
+            with current[:count] as block:
+                yield block
+            if is_last:
                 return
+            current, other = other, current

@@ -5,14 +5,17 @@ instead, and `direct` says so); short reads and writes.
 """
 
 import contextlib
+import ctypes
 import errno
 import fcntl
+import mmap
 import os
 from collections.abc import Iterator
 from typing import Protocol
 
 _DIRECT_REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 _SECTOR_BYTES = 512
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class StoreFile(Protocol):
@@ -31,6 +34,9 @@ class StoreFile(Protocol):
 
     def sync(self) -> None:
         """Make contents and length durable."""
+
+    def is_cached(self, position: int, size_bytes: int) -> bool:
+        """Whether all of this range, from a page boundary to one or to the file's end, is in the page cache."""
 
     def drop_cache(self) -> None:
         """Ask the kernel to forget its cached pages of this file."""
@@ -74,6 +80,19 @@ class LocalFile:
 
     def sync(self) -> None:
         os.fsync(self._descriptor)
+
+    def is_cached(self, position: int, size_bytes: int) -> bool:
+        size_bytes = min(size_bytes, os.fstat(self._descriptor).st_size - position)
+        if size_bytes <= 0:
+            return True
+        with mmap.mmap(self._descriptor, size_bytes, offset=position, access=mmap.ACCESS_COPY) as memory:
+            pages = (ctypes.c_ubyte * -(-size_bytes // mmap.PAGESIZE))()
+            address = ctypes.c_ubyte.from_buffer(memory)
+            try:
+                failed = _libc.mincore(ctypes.byref(address), ctypes.c_size_t(size_bytes), pages)
+            finally:
+                del address  # the mapping cannot be closed before
+            return failed == 0 and all(page & 1 for page in pages)
 
     def drop_cache(self) -> None:
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -9,7 +9,7 @@ Invariants:
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from workers.checkpoint.sealed import seal, unseal
 from workers.errors import CheckpointDamaged
@@ -21,9 +21,13 @@ FORMAT_VERSION = 1
 CHECKPOINTS_DIR = "checkpoints"
 MANIFEST_FILE = "manifest.json"
 
-VerifiedFrom = Literal["device", "cache", "memory"]
-"""Where the bytes came from when they were read back: past this machine's page cache; through it, after asking the
-kernel to drop it; or a file system that lives in memory."""
+ReadFrom = Literal["device", "cache", "memory"]
+"""Where the bytes came from when they were read: past this machine's page cache; through it, after asking the kernel to
+drop it; or a file system that lives in memory."""
+
+VerifiedFrom = ReadFrom | Literal["nothing"]
+"""Where a shard was read back from before the commit; nothing if it was not read back."""
+_VERIFIED_FROM = ("device", "cache", "memory", "nothing")
 
 _T = TypeVar("_T")
 _NAME = re.compile(r"step-(\d{9,})-g(\d{4,})-a(\d{2,})", re.ASCII)
@@ -49,7 +53,7 @@ class TensorRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRecord:
-    """One rank's file, as its keeper wrote it and read it back; also the content of the receipt."""
+    """One rank's file, as its keeper wrote it and, unless told otherwise, read it back; also the receipt's content."""
 
     file: str
     rank: int
@@ -174,14 +178,14 @@ def _shards_problem(shards: Iterable[ShardRecord], world_size: int) -> str:
 
 def _shard(content: Any, what: str) -> ShardRecord:
     verified_from = _take(content, "verified_from", str, what)
-    if verified_from not in get_args(VerifiedFrom):
+    if verified_from not in _VERIFIED_FROM:
         raise CheckpointDamaged(f"{what}: 'verified_from' is {verified_from!r}")
     return ShardRecord(
         file=_take(content, "file", str, what),
         rank=_take(content, "rank", int, what),
         bytes=_take(content, "bytes", int, what),
         digest=_take(content, "digest", str, what),
-        verified_from=verified_from,  # type: ignore[arg-type]  # one of the three, see above
+        verified_from=verified_from,  # type: ignore[arg-type]  # one of these, see above
         tensors=tuple(_tensor(item, what) for item in _take(content, "tensors", list, what)),
     )
 

@@ -8,7 +8,6 @@ Faults survived: a shard that is missing, cut short, or has any bit changed rais
 file and the tensor, so that the ladder can go one rung down. Nothing in a checkpoint is ever unpickled or executed.
 """
 
-import mmap
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
@@ -17,10 +16,10 @@ import xxhash
 
 from workers import failpoint
 from workers.checkpoint import header
-from workers.checkpoint.digests import BLOCK_BYTES, image_digests
-from workers.checkpoint.files import closing_file
+from workers.checkpoint.digests import image_digests
 from workers.checkpoint.image import DTYPES
 from workers.checkpoint.manifest import Manifest, ShardRecord, TensorRecord, checkpoint_dir, read_manifest
+from workers.checkpoint.read_range import read_range
 from workers.checkpoint.store import Store
 from workers.errors import CallerError, CheckpointDamaged
 
@@ -59,17 +58,11 @@ class StoredShards:
             raise CheckpointDamaged(f"{path} is missing") from None
 
     def _read(self, path: str, start: int, stop: int) -> memoryview:
-        size = max(0, stop - start)
-        # Anonymous memory rather than bytes: page-aligned, writable, and given back as a whole.
-        buffer = memoryview(mmap.mmap(-1, max(1, size)))[:size]
-        total = -(-size // BLOCK_BYTES)
-        done = 0
-        with closing_file(self._store.open_existing(path)) as file:
-            for index in range(total):
-                self._alive()
-                failpoint.hit("restore.read", index=index, total=total, **self._context)
-                done += file.read_into(buffer[done : min(size, done + BLOCK_BYTES)], start + done)
-        return buffer[:done]
+        def before_block(index: int, total: int) -> None:
+            self._alive()
+            failpoint.hit("restore.read", index=index, total=total, **self._context)
+
+        return read_range(self._store, path, start, stop, before_block=before_block)
 
 
 class CheckpointReader:

@@ -22,6 +22,7 @@ import struct
 
 import xxhash
 
+from workers.checkpoint import huge_pages
 from workers.checkpoint.header import PAGE_BYTES
 from workers.errors import EnvironmentProblem, LastgoodError
 
@@ -68,6 +69,7 @@ class Slot:
         size = HEADER_BYTES + -(-max(image_bytes, 1) // PAGE_BYTES) * PAGE_BYTES
         fd = os.memfd_create("lastgood-slot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
+            huge_pages.back(fd, size)
             os.posix_fallocate(fd, 0, size)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
             slot = cls(fd)
