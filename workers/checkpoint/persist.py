@@ -1,6 +1,6 @@
 """From a snapshot in memory to a verified shard on storage. Runs in the keeper, without torch.
 
-Protocol, in this order: digest the image in memory, unless that was done; write it to <name>.tmp past the page cache; set its exact length;
+Protocol, in this order: digest the image in memory; write it to <name>.tmp past the page cache; set its exact length;
 fsync; rename; fsync the directory; read the file back and compare. Only then is there a receipt.
 
 Faults survived: a kill at any point (a .tmp, or a file without a receipt, is left in an attempt that nothing
@@ -44,12 +44,11 @@ def write_shard(
     image: memoryview,
     image_bytes: int,
     context: Mapping[str, Any],
-    digests: tuple[str, dict[str, str]] | None = None,
 ) -> WrittenShard:
     """Persist one rank's image into the directory of `checkpoint` (a name) and verify it.
 
     `image` is page-aligned, at least `image_bytes` rounded up to 4096 long, and must not change meanwhile; `context`
-    goes to the fault points; `digests`, of the whole and of each tensor, if they are known already. Raises CheckpointDamaged if the image is torn, ShardNotVerified (it names the tensor) if
+    goes to the fault points. Raises CheckpointDamaged if the image is torn, ShardNotVerified (it names the tensor) if
     the storage returns other bytes, FileExistsError if this attempt's shard was written before, and OSErrors.
     """
     directory = checkpoint_dir(checkpoint)
@@ -59,7 +58,7 @@ def write_shard(
     parsed = header.parse_header(content, what=f"the snapshot for {path}")
     if parsed.image_bytes != image_bytes:
         raise CheckpointDamaged(f"the snapshot for {path} has {image_bytes} bytes, its header {parsed.image_bytes}")
-    whole, by_tensor = digests or image_digests(content, parsed.tensors.values())
+    whole, by_tensor = image_digests(content, parsed.tensors.values())
     store.make_dir(directory)
     persist(store, path, image, image_bytes, context=context)
     durable = time.monotonic()
