@@ -8,11 +8,11 @@ from workers.checkpoint.manifest import ShardRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldSnapshot:
-    """A complete snapshot in a keeper's memory, whose digest is known and in its slot's header.
+    """A complete snapshot in a keeper's memory; its digest is known, and in its slot's header.
 
-    `attempt`: the last one that the keeper was ordered to write of it, or 0. `durable`: it is due to be written; else it
-    is kept in memory only, unless the run fails. `replicas` is what the rank said of them in its document; {} if nothing
-    is to be compared. `copy_seconds`: how long the copy took; `stall_seconds`: how long the loop stood still for it.
+    `attempt`: the last one that the keeper was ordered to write of it, or 0. `durable`: it is due to be written; else
+    it stays in memory, unless the run fails. `replicas` is what the rank said of them in its document; {} if nothing is
+    to be compared. `copy_seconds`: how long the copy took; `stall_seconds`: how long the loop stood still for it.
     """
 
     rank: int

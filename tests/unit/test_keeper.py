@@ -92,11 +92,11 @@ class Gate:
         self.reached, self.opened = threading.Event(), threading.Event()
         self.writes = 0
 
-        def gated(*arguments: Any) -> Any:
+        def gated(*arguments: Any, **options: Any) -> Any:
             self.writes += 1
             self.reached.set()
             assert self.opened.wait(DEADLINE_SECONDS)
-            return persist.write_shard(*arguments)
+            return persist.write_shard(*arguments, **options)
 
         monkeypatch.setattr("workers.keeper.write_shard", gated)
 
@@ -242,7 +242,7 @@ def test_a_failed_write_says_whether_another_try_may_help_and_keeps_the_snapshot
     slot = rank.snapshot(step=20)
     node.link.wait_for(Snapshotted)
 
-    def failing(*_arguments: Any) -> None:
+    def failing(*_arguments: Any, **_options: Any) -> None:
         raise OSError(error, os.strerror(error))
 
     with monkeypatch.context() as patch:

@@ -163,7 +163,7 @@ def test_a_file_that_is_not_the_committed_one_is_damage(tmp_path: Path, damage: 
     if damage == "longer" and rank == 1:
         read_everything(CheckpointReader(store, manifest.name, rank), manifest)  # all that it uses is as committed
     else:
-        reasons = {0: r"bytes, and \d+ were committed|is missing", 1: "other bytes|is missing"}
+        reasons = {0: r"bytes, and \d+ were saved|is missing", 1: "other bytes|is missing"}
         with pytest.raises(CheckpointDamaged, match=f"rank-00000-of-00002.*({reasons[rank]})"):
             read_everything(CheckpointReader(store, manifest.name, rank), manifest)
 

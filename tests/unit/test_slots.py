@@ -137,9 +137,7 @@ def test_closing_leaves_no_descriptor_or_mapping_behind() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(
-    cut=st.integers(1, 63), step=st.integers(1, 2**40), image_bytes=st.integers(1, 4096), is_digest=st.booleans()
-)
+@given(cut=st.integers(1, 63), step=st.integers(1, 2**40), image_bytes=st.integers(1, 4096), is_digest=st.booleans())
 def test_a_header_that_was_half_written_is_torn_or_as_before_or_as_after(
     cut: int, step: int, image_bytes: int, is_digest: bool
 ) -> None:

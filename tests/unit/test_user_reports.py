@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from checkpoint_samples import make_manifest, same_bytes, whole
+from checkpoint_samples import make_manifest, same_bytes, whole, write_shard_of
 from hypothesis import given
 from hypothesis import strategies as st
 from test_commit import Driven
@@ -20,7 +20,6 @@ from orchestrator.observe.ledger import Ledger
 from orchestrator.recovery import judge, replay
 from workers.checkpoint import image
 from workers.checkpoint.manifest import MANIFEST_FILE, checkpoint_dir
-from workers.checkpoint.persist import write_shard
 from workers.checkpoint.reader import CheckpointReader
 from workers.checkpoint.slots import Slot
 from workers.checkpoint.store import LocalStore
@@ -40,7 +39,7 @@ def test_what_is_written_later_is_the_state_at_the_moment_of_the_snapshot(tmp_pa
     weight.add_(1)  # training goes on before a byte is written
     store = LocalStore(tmp_path)
     name = make_manifest(()).name
-    manifest = make_manifest((write_shard(store, name, 0, 1, slot.image, slot.image_bytes, {}).shard,))
+    manifest = make_manifest((write_shard_of(store, name, slot),))
     store.write_atomic(f"{checkpoint_dir(name)}/{MANIFEST_FILE}", manifest.to_bytes())
     restored = CheckpointReader(store, name, 0).fetch("model.weight", offsets=(0,), shape=(1000,))
     assert same_bytes(restored, at_the_boundary)

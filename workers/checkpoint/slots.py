@@ -9,7 +9,8 @@ O_DIRECT as it is. It is passed over a Unix socket, has no name to leak, and liv
 
 Invariants: the header says COMPLETE or HELD only if every byte of the image is there, because it is written after
 them; its checksum covers all fields, so a header that was half written by a killed rank reads as TORN, never as another
-state. A digest is of the very image that is there: what begins another one forgets it. The size is sealed: no holder can shrink the memory under another one.
+state. A digest is of the very image that is there: who begins another one forgets it. The size is sealed: no holder
+can shrink the memory under another one.
 
 Faults survived: the rank killed at any point; the keeper killed (the rank still holds the memory, and its digest).
 """
@@ -180,9 +181,7 @@ class Slot:
 
     def _change(self, state: SlotState, digest: bytes | None = None) -> None:
         _, rank, generation, step, image_bytes, known = self._read()
-        self._write(
-            state, rank=rank, generation=generation, step=step, image_bytes=image_bytes, digest=digest or known
-        )
+        self._write(state, rank=rank, generation=generation, step=step, image_bytes=image_bytes, digest=digest or known)
 
     def _write(
         self,
