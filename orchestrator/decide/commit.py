@@ -86,7 +86,7 @@ class CommitMachine:
             elif save.phase is Phase.COLLECTING:
                 self._give_up(save, _GENERATION_ENDED)
         if self._in_memory is not None and not self._on_lineage(self._in_memory.key):
-            self._in_memory = self._newest_complete()
+            self._in_memory = _newest_complete(self._open())
         if self._in_memory is not None and self._in_memory.generation != highest:
             self._make_durable(self._in_memory)
         return self._decide(at)
@@ -246,10 +246,17 @@ class CommitMachine:
         What was being written when the earlier coordinator died is finished first.
         """
         self._rebuilding = False
-        self._in_memory = self._newest_complete()
-        for key in self._found_committed & self._saves.keys():
-            self._over(key)
-            del self._saves[key]
+        committed = [self._saves.pop(key) for key in self._found_committed & self._saves.keys()]
+        for save in committed:
+            self._over(save.key)
+        unlike = [save for save in self._open() if save.complete and replicas.differences(save.said)]
+        for save in unlike:
+            if save.key in self._saves:
+                self._refuse(save, replicas.differences(save.said))
+        spoilt = {save.generation for save in unlike}
+        self._in_memory = _newest_complete(
+            save for save in (*self._open(), *committed) if save.generation not in spoilt
+        )
         begun = [save for save in self._open() if save.attempt and (save.complete or not save.unwritten)]
         if begun:
             save = max(begun, key=lambda save: (not save.unwritten, save.key))
@@ -358,9 +365,6 @@ class CommitMachine:
             save.durable, save.phase = True, Phase.READY
             self._give_up_older(save)
 
-    def _newest_complete(self) -> Save | None:
-        return max((save for save in self._open() if save.complete), key=lambda save: save.key, default=None)
-
     def _rank_is_past(self, rank: int, key: Key) -> None:
         """A rank snapshots in the order of steps: what it has not reported by now it never will."""
         if rank not in self._worlds.get(key[0], frozenset()):
@@ -463,3 +467,7 @@ class CommitMachine:
         self._released[generation] = release
         if generation != self._current and not keep:
             del self._released[generation]  # nothing of it is wanted; a late report is answered all the same
+
+
+def _newest_complete(saves: Iterable[Save]) -> Save | None:
+    return max((save for save in saves if save.complete), key=lambda save: save.key, default=None)

@@ -381,7 +381,7 @@ def test_after_a_failure_the_newest_set_is_committed_once_while_the_next_generat
     assert run.persisted(12) == [commit(12)]
     run.committed(12)
     assert run.machine.in_memory == (1, 12)
-    assert run.machine.generation_ended(2, at=0.0) == [], "it is committed already"
+    assert persist(12) not in run.machine.generation_ended(2, at=0.0), "it is committed already"
 
 
 def test_a_failure_that_is_judged_by_a_coordinator_that_comes_back_has_the_set_committed_too() -> None:
@@ -722,6 +722,13 @@ class Cluster(RuleBasedStateMachine):
     def the_coordinator_is_killed_and_comes_back(self) -> None:
         self.commits.clear()
         self.corrupt.clear()  # it finds that again, if the receipts are still there
+        for rank, held in enumerate(self.slots):
+            # A keeper refuses to write what was released meanwhile, but this model has no order that is refused.
+            mail = self.mail[rank]
+            stale = [
+                one for one in mail if one[0] == "snapshotted" and (one[1]["generation"], one[1]["step"]) not in held
+            ]
+            self.mail[rank] = deque(one for one in mail if one not in stale)
         self.failed_attempts.clear()  # it does not know of them; keepers refuse to write a file twice
         self.machine = CommitMachine(rebuilding=True)
         assert self.machine.generation_started(self.generations, at=self.now) == []
