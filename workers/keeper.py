@@ -178,10 +178,13 @@ class Keeper:
                 self._hand_out(channel, (message["generation"], message["step"]))
 
     def _digest(self, memory: RankMemory, held: Held, *, again: bool = False) -> None:
-        """Read all of a snapshot, and only then tell of it."""
+        """Read all of a snapshot, unless that was done, and only then tell of it."""
+        with self._lock:
+            known = memory.is_known(held)
         try:
             failpoint.hit("snapshot.digest", **self._context(memory, held.key))
-            held.read()
+            if not known:
+                held.read()
         except CheckpointDamaged as error:
             with self._lock:
                 memory.unreadable(held)
@@ -198,7 +201,8 @@ class Keeper:
             )
             return
         with self._lock:
-            memory.digested(held)
+            if not known:
+                memory.digested(held)
             told = held.told()
         self._link.tell(Snapshotted(keeper=self._name, snapshot=told, again=again))
 

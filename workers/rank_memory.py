@@ -97,22 +97,19 @@ class RankMemory:
         self._worker: threading.Thread | None = None
 
     def snapshot(self, message: dict[str, Any], generation: int) -> Held | None:
-        """What the rank says that it has made; None if no slot has it. It is to be read, and `digested` then."""
+        """What the rank says that it has made; None if no slot has it. If it is not known yet, it is to be read."""
         key = (generation, int(message["step"]))
         slot = self.slots[message["slot"]] if message["slot"] < len(self.slots) else None
         if slot is None or slot.state is not SlotState.COMPLETE or (slot.generation, slot.step) != key:
             return None
-        return self._await(
-            Held(
-                rank=self.rank,
-                key=key,
-                slot=slot,
-                at=float(message["at"]),
-                durable=message["durable"],
-                copy_seconds=float(message["copy_seconds"]),
-                stall_seconds=float(message["stall_seconds"]),
-            )
+        # It may have been complete already when the slot was handed over.
+        known = next(
+            (one for one in (*self._pending, *self.held.values()) if one.slot is slot and one.key == key), None
         )
+        held = known or self._await(Held(rank=self.rank, key=key, slot=slot, at=0.0, durable=True))
+        held.at, held.durable = float(message["at"]), message["durable"]
+        held.copy_seconds, held.stall_seconds = float(message["copy_seconds"]), float(message["stall_seconds"])
+        return held
 
     def adopt(self, slots: list[Slot]) -> list[Held]:
         """Take over the slots that a rank made, or that it had from a keeper that died; what lies complete in them, to
@@ -140,10 +137,14 @@ class RankMemory:
         held.slot.set_digest(held.digest)
         before = self.held.get(held.key)
         self.held[held.key] = held
-        if before is not None:
+        if before is not None and before is not held:
             held.attempt = before.attempt
             if before.slot.state is SlotState.COMPLETE:
                 self._free(before.slot)
+
+    def is_known(self, held: Held) -> bool:
+        """Whether it was read."""
+        return held not in self._pending
 
     def unreadable(self, held: Held) -> None:
         """What was said to be a snapshot is none."""

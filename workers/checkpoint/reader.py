@@ -9,6 +9,7 @@ Faults survived: a shard that is missing, cut short, or has any bit changed rais
 file and the tensor, so that the ladder can go one rung down. Nothing in a checkpoint is ever unpickled or executed.
 """
 
+import math
 import mmap
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
@@ -140,13 +141,11 @@ class CheckpointReader:
             for offset, size, total in zip(offsets, shape, first.global_shape, strict=True)
         ):
             raise KeyError(f"{name}: {shape} at {offsets} is not within its saved shape {first.global_shape}")
-        for shard, record in parts:
-            end = [start + size for start, size in zip(offsets, shape, strict=True)]
-            ends = [start + size for start, size in zip(record.offsets, record.shape, strict=True)]
-            if all(low >= least for low, least in zip(offsets, record.offsets, strict=True)) and all(
-                high <= most for high, most in zip(end, ends, strict=True)
-            ):
-                return self._tensor(shard, record)[_window(offsets, end, record.offsets)]
+        if math.prod(shape):
+            for shard, record in parts:
+                if _lies_within(offsets, shape, record):
+                    end = [start + size for start, size in zip(offsets, shape, strict=True)]
+                    return self._tensor(shard, record)[_window(offsets, end, record.offsets)]
         result = torch.empty(shape, dtype=self._dtype(first))
         missing = result.numel()
         for shard, record in parts:
@@ -214,6 +213,13 @@ class CheckpointReader:
 
     def _damaged(self, shard: ShardRecord, reason: str) -> CheckpointDamaged:
         return CheckpointDamaged(f"{self._shards.what(shard)} is damaged: {reason}")
+
+
+def _lies_within(offsets: Sequence[int], shape: Sequence[int], record: TensorRecord) -> bool:
+    return all(
+        theirs <= ours and ours + size <= theirs + length
+        for ours, size, theirs, length in zip(offsets, shape, record.offsets, record.shape, strict=True)
+    )
 
 
 def _window(begin: Sequence[int], end: Sequence[int], origin: Sequence[int]) -> tuple[slice, ...]:
