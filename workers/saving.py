@@ -11,6 +11,8 @@ import logging
 import time
 from collections.abc import Callable
 
+import torch
+
 from workers.checkpoint.held import HeldShards
 from workers.checkpoint.tensors import CapturedState
 from workers.heartbeat import HeartbeatPage
@@ -30,12 +32,12 @@ Capture = Callable[[], CapturedState]
 class Saver:
     """One rank's saves of one generation. `capture` gives the state at the boundary of `step`."""
 
-    def __init__(self, orders: RankOrders, *, agent: Channel, page: HeartbeatPage) -> None:
+    def __init__(self, orders: RankOrders, *, agent: Channel, page: HeartbeatPage, device: torch.device) -> None:
         self._rank = orders.rank
         self._timeout_seconds = orders.save_timeout_seconds
         self._agent = agent
         self._page = page
-        self._snapshots = SnapshotWriter(orders, page)
+        self._snapshots = SnapshotWriter(orders, page, device)
         self._snapshot_step = -1
         self._again_step = -1
         self._outcomes: dict[int, tuple[bool, str]] = {}
@@ -47,8 +49,19 @@ class Saver:
         self._snapshots.check_memory(state)
 
     def save(self, capture: Capture, *, step: int, durable: bool = True) -> None:
-        """Take a snapshot if a slot is free; the rest happens beside the training."""
+        """Take a snapshot if a slot is free; the rest happens beside the training, a part of the copy too."""
         self._snapshot(capture, step, None, durable=durable)
+
+    def settle(self) -> float:
+        """Wait until the copy that is in flight is done; returns for how long the loop has waited for copies since the
+        last call."""
+        if not self._snapshots.settle():
+            self._snapshot_step = -1
+        return self._snapshots.take_waited_seconds()
+
+    def close(self) -> None:
+        """Finish the copy that is in flight; nothing is saved after that."""
+        self._snapshots.close()
 
     def held_shards(self, generation: int, step: int) -> HeldShards:
         """The shards in memory of this set of snapshots, see SnapshotWriter."""
@@ -57,6 +70,7 @@ class Saver:
     def save_and_wait(self, capture: Capture, *, step: int) -> bool:
         """Save and wait for the commit; False if it was given up for good, or did not come in time."""
         deadline = time.monotonic() + self._timeout_seconds
+        self.settle()
         if self._snapshot_step != step:
             self._snapshot(capture, step, deadline)
         for attempts_left in reversed(range(_ATTEMPTS)):
@@ -125,7 +139,7 @@ class Saver:
                 step=step,
                 durable=durable,
                 again=step == self._again_step,
-                wait_seconds=0.0 if deadline is None else max(0.0, deadline - time.monotonic()),
+                wait_seconds=None if deadline is None else max(0.0, deadline - time.monotonic()),
             )
             if taken or deadline is None or time.monotonic() >= deadline:
                 break

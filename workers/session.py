@@ -84,7 +84,7 @@ class Session:
         self._in_accumulation = False
         self._save_due = False
         self._snapshot_due = False
-        self._saver = Saver(orders, agent=agent, page=page)
+        self._saver = Saver(orders, agent=agent, page=page, device=device)
         self._store = LocalStore(orders.run_dir)
         self._loader: ShardedLoader | None = None
         self._notes: SampleNotes | None = None
@@ -289,6 +289,7 @@ class Session:
         self._require_tracked("end_step")
         context = {"rank": self.rank, "step": self.step + 1, "generation": self.generation, "rank_pid": os.getpid()}
         failpoint.hit("step.end", **context)
+        self._step_started += self._saver.settle()  # it is no part of the step
         self._in_accumulation = False
         values = {"loss": loss, "grad_norm": grad_norm}
         bad = judge(self._guard, values, gradients_are_scaled=self._state.scales_gradients())
@@ -355,6 +356,7 @@ class Session:
     def _save_if_due(self) -> None:
         if (self._save_due or self._snapshot_due) and not self._in_accumulation:
             durable, self._save_due, self._snapshot_due = self._save_due, False, False
+            self._saver.settle()
             self._saver.save(self._capture, step=self.step, durable=durable)
             self._step_started = time.monotonic()
 
@@ -389,9 +391,14 @@ class Session:
             )
         elif (self._orders.save_at_end or self._save_due) and not self._in_accumulation:
             self._commit_last_step()
+        self.close()
         if self._loader is not None:
             self._loader.close()
         self._agent.send("finished", step=self.step, metrics=self._metrics, protected=missing is None)
+
+    def close(self) -> None:
+        """The loop has ended, in whatever way: what is being copied is finished."""
+        self._saver.close()
 
     def _uncalled(self) -> str | None:
         """The first call without which nothing was saved, None if the loop made them all."""

@@ -1,5 +1,7 @@
 """A rank's snapshots: slots shared with the keeper, and the copy of the training state into one of them.
 
+Invariants: while a copy is in flight, only its thread talks to the keeper; the next snapshot settles it first.
+
 Faults survived: a rank killed while it copies (the slot stays WRITING and is never persisted); a keeper that dies and
 comes back (the rank connects again and hands its slots over); a disk so slow that no slot is free (the snapshot is
 skipped and recorded, training goes on). Slots belong to the keeper and outlive the rank: the next generation's rank
@@ -12,9 +14,13 @@ import os
 import select
 import time
 from collections.abc import Callable
+from typing import Any
+
+import torch
 
 from workers import failpoint
 from workers.checkpoint import image
+from workers.checkpoint.document import to_bytes
 from workers.checkpoint.held import HeldShards, fetch
 from workers.checkpoint.slots import Slot, SlotState
 from workers.checkpoint.tensors import CapturedState
@@ -22,7 +28,9 @@ from workers.errors import EnvironmentProblem
 from workers.heartbeat import HeartbeatPage
 from workers.memory_budget import Need, bounds, problem
 from workers.orders import RankOrders
+from workers.overlap import Copier, Copy
 from workers.state.training import TrainingState
+from workers.streams import stream_for
 from workers.wire import Channel, connect
 
 logger = logging.getLogger("lastgood")
@@ -30,14 +38,16 @@ logger = logging.getLogger("lastgood")
 _CONNECT_SECONDS = 30.0
 _POLL_SECONDS = 0.002
 _ALLOCATE_SECONDS_MAX = 300.0
+_NO_SLOT = "no snapshot slot was free"
 
 
 class SnapshotWriter:
     """`page`: where signs of life go while a snapshot is taken."""
 
-    def __init__(self, orders: RankOrders, page: HeartbeatPage) -> None:
+    def __init__(self, orders: RankOrders, page: HeartbeatPage, device: torch.device) -> None:
         self._orders = orders
         self._page = page
+        self._copier = Copier(stream_for(device), page.beat)
         self._keeper: Channel | None = None
         self._slots: list[Slot] = []
         self._layout: image.ImageLayout | None = None
@@ -60,14 +70,15 @@ class SnapshotWriter:
         *,
         step: int,
         durable: bool,
-        wait_seconds: float,
+        wait_seconds: float | None = None,
         again: bool = False,
     ) -> bool:
         """Copy the state into a free slot and tell the keeper; False if there is none in time or the keeper is gone.
 
-        `durable`: it is due to be written to storage.
+        With `wait_seconds` the copy is done when this returns; without, a part of it may go on beside the training, and
+        `settle` says whether it was any good.
         """
-        began = time.monotonic()
+        self.settle()
         self.reconnect_if_lost()
         if self._keeper is None:
             return False
@@ -78,42 +89,52 @@ class SnapshotWriter:
             "rank_pid": os.getpid(),
         }
         failpoint.hit("snapshot.begin", **context)
-        captured = capture()
-        if self._layout is None or not self._layout.fits(captured.tensors, captured.document):
-            self._layout = image.plan(captured.tensors, captured.document)
+        began_at = time.monotonic()
+        told: dict[str, Any] = {"step": step, "durable": durable}
         try:
-            index = self._free_slot(self._layout.image_bytes, wait_seconds)
+            if wait_seconds is None and not self._may_get_slot():
+                return self._skip(_NO_SLOT, told)
+            captured = capture()
+            document = to_bytes(captured.whole_document())
+            if self._layout is None or not self._layout.fits(captured.tensors, document):
+                self._layout = image.plan(captured.tensors, captured.whole_document())
+            index = self._free_slot(self._layout.image_bytes, wait_seconds or 0.0)
             if index is None:
-                self._send("skipped", step=step, durable=durable, reason="no snapshot slot was free")
-                return False
+                return self._skip(_NO_SLOT, told)
             slot = self._slots[index]
             slot.begin(rank=self._orders.rank, generation=self._orders.generation, step=step)
 
-            def before_tensor(index: int, total: int) -> None:
-                self._page.beat()
-                failpoint.hit("snapshot.copy", index=index, total=total, **context)
+            def before_group(copied: int, total: int) -> None:
+                failpoint.hit("snapshot.copy", index=copied, total=total, **context)
 
-            image_bytes = self._layout.write(slot.image, captured.tensors, captured.document, hook=before_tensor)
-            slot.complete(image_bytes)
-            failpoint.hit("snapshot.complete", **context)
-            seconds = time.monotonic() - began
-            self._send(
-                "snapshot",
-                step=step,
-                slot=index,
-                again=again,
-                durable=durable,
-                at=time.time(),
-                copy_seconds=seconds,
-                stall_seconds=seconds,
+            def done(copy: Copy) -> None:
+                with contextlib.suppress(OSError):  # a keeper that died: its successor is handed what is complete
+                    if copy.changed:
+                        self._skip(_changed_text(copy.changed), told)
+                        return
+                    failpoint.hit("snapshot.complete", **context)
+                    seconds: dict[str, Any] = {
+                        "copy_seconds": copy.copied_at - began_at,
+                        "stall_seconds": copy.stall_seconds,
+                    }
+                    self._send("snapshot", slot=index, again=again, at=time.time(), **told, **seconds)
+
+            self._copier.begin(
+                self._layout,
+                captured,
+                document,
+                slot,
+                began_at=began_at,
+                beside=wait_seconds is None,
+                before_group=before_group,
+                done=done,
             )
         except OSError:
             return False  # the keeper has just died; a slot that is complete is handed to its successor
         except EnvironmentProblem as problem:
             # The state has grown, and there is no memory for it: unprotected training is better than none.
             logger.error("rank %d: step %d is not saved: %s", self._orders.rank, step, problem)
-            self._send("skipped", step=step, durable=durable, reason=str(problem))
-            return False
+            return self._skip(str(problem), told)
         return True
 
     def held_shards(self, generation: int, step: int) -> HeldShards:
@@ -122,6 +143,35 @@ class SnapshotWriter:
         slots = self._connect_and_adopt()
         assert self._keeper is not None
         return fetch(self._keeper, self._orders.rank, generation, step, mapped=slots, alive=self._page.beat)
+
+    def settle(self) -> bool:
+        """Wait for the copy that is in flight; False if its snapshot was discarded, since the state had changed."""
+        copy = self._copier.settle()
+        if copy is None or not copy.changed:
+            return True
+        logger.warning("rank %d: %s", self._orders.rank, _changed_text(copy.changed))
+        return False
+
+    def take_waited_seconds(self) -> float:
+        """For how long the loop has waited for copies in flight, since the last call."""
+        return self._copier.take_waited_seconds()
+
+    def close(self) -> None:
+        """Finish what is in flight; nothing is taken after that."""
+        try:
+            self.settle()
+        except Exception:
+            logger.exception("rank %d: a snapshot has failed", self._orders.rank)
+        self._copier.close()
+
+    def _skip(self, reason: str, told: dict[str, Any]) -> bool:
+        self._send("skipped", reason=reason, **told)
+        return False
+
+    def _may_get_slot(self) -> bool:
+        """False if it is known without a look at the state that none is free."""
+        complete = len(self._slots) == self._orders.snapshot_slots
+        return not complete or any(slot.state is SlotState.FREE for slot in self._slots)
 
     def _free_slot(self, image_bytes: int, wait_seconds: float) -> int | None:
         if len(self._slots) < self._orders.snapshot_slots or any(slot.capacity < image_bytes for slot in self._slots):
@@ -141,6 +191,7 @@ class SnapshotWriter:
         with self._page.declared("allocating snapshots", _ALLOCATE_SECONDS_MAX):
             old, self._slots = self._slots, [Slot.create(image_bytes) for _ in range(self._orders.snapshot_slots)]
         for slot in old:
+            self._copier.forget(slot)
             slot.close()
         self._send("slots", fds=tuple(slot.fd for slot in self._slots))
 
@@ -188,3 +239,8 @@ class SnapshotWriter:
     def _send(self, kind: str, fds: tuple[int, ...] = (), **fields: object) -> None:
         assert self._keeper is not None
         self._keeper.send(kind, fds=fds, **fields)
+
+
+def _changed_text(names: list[str]) -> str:
+    shown = ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"{shown} changed between two steps of the optimizer; from now on copied before the next step begins"

@@ -22,7 +22,7 @@ from workers.errors import ResumeMismatch
 from workers.forks import ZygoteClient
 from workers.state.identity import Identity
 from workers.state.pieces import Piece
-from workers.state.replicas import describe
+from workers.state.replicas import Holdings
 from workers.state.training import Progress, TrainingState
 
 pytestmark = pytest.mark.gpu
@@ -171,7 +171,9 @@ def test_a_replica_on_a_gpu_has_the_digests_of_the_same_bytes_on_the_cpu() -> No
 
     def digests(tensor: torch.Tensor) -> dict[str, Any]:
         named = NamedTensor(name="w", tensor=tensor, global_shape=tuple(tensor.shape), offsets=(0, 0))
-        return describe([Piece(named, (0, 1))], {}, turn=3, limit_bytes=2048)
+        found = Holdings([Piece(named, (0, 1))]).digests({}, turn=3, limit_bytes=2048)
+        found.take(lambda name: True)
+        return found.document()
 
     assert digests(values.cuda()) == digests(values)
     assert digests(values.cuda().t()) == digests(values.t())

@@ -34,9 +34,13 @@ DEADLINE_SECONDS = 20.0
 
 
 class FakeKeeper:
-    """Welcomes ranks on a thread; everything else that they send is read when the test asks for it."""
+    """Welcomes ranks on a thread; everything else that they send is read when the test asks for it.
 
-    def __init__(self, address: str) -> None:
+    `settle`: finishes the copies that the ranks have in flight, so that all is sent which is going to be.
+    """
+
+    def __init__(self, address: str, settle: Callable[[], None] = lambda: None) -> None:
+        self._settle = settle
         self.slots: list[Slot] = []
         self.hellos: list[dict[str, Any]] = []
         self.seen: list[str] = []
@@ -78,6 +82,7 @@ class FakeKeeper:
 
     def messages(self, kind: str) -> list[dict[str, Any]]:
         """All that was sent and not read yet, of one kind; slots are taken over on the way."""
+        self._settle()
         found = []
         while (message := self.next_message()) is not None:
             if message["kind"] == kind:
@@ -160,7 +165,8 @@ class Rig:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.address = f"lastgood-test-{uuid.uuid4().hex}"
-        self.keeper = FakeKeeper(self.address)
+        self._sessions: list[Session] = []
+        self.keeper = FakeKeeper(self.address, self.settle)
         self.agent = FakeAgent()
         self.generation = 0
 
@@ -177,10 +183,15 @@ class Rig:
             config=config,
         )
         os.close(heartbeat)
+        self._sessions.append(session)
         return session
 
+    def settle(self) -> None:
+        for session in self._sessions:
+            session._saver.settle()
+
     def revive_keeper(self) -> None:
-        self.keeper = FakeKeeper(self.address)
+        self.keeper = FakeKeeper(self.address, self.settle)
 
     def wait_for_snapshot(self) -> int:
         """The step of the next snapshot, by whichever keeper it is told to."""
@@ -216,6 +227,8 @@ class Rig:
         assert not failed, failed
 
     def close(self) -> None:
+        for session in self._sessions:
+            session.close()
         self.agent.close()
         self.keeper.die()
 

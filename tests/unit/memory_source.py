@@ -13,7 +13,7 @@ class MemoryCheckpoint:
     """What all ranks saved. Fails if two shards hold the same part of a tensor."""
 
     def __init__(self, captures: Sequence[CapturedState]) -> None:
-        self.documents = [json.dumps(capture.document, allow_nan=False) for capture in captures]
+        self.documents = [json.dumps(whole_document(capture), allow_nan=False) for capture in captures]
         self.parts: dict[str, dict[tuple[int, ...], torch.Tensor]] = {}
         for capture in captures:
             for named in capture.tensors:
@@ -44,6 +44,13 @@ class MemorySource:
         tensor = self._checkpoint.parts[name][tuple(offsets)]
         assert tuple(shape) == tuple(tensor.shape), f"{name}: asked for {shape}, stored {tuple(tensor.shape)}"
         return tensor
+
+
+def whole_document(captured: CapturedState) -> dict[str, Any]:
+    """The document with all digests."""
+    if captured.digests is not None:
+        captured.digests.take(lambda name: True)
+    return captured.whole_document()
 
 
 def check_is_source(source: MemorySource) -> TensorSource:

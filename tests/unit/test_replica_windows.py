@@ -1,5 +1,7 @@
 """Which part of the replicated state a save digests, and that the digests are of exactly those bytes."""
 
+from typing import Any
+
 import pytest
 import torch
 import xxhash
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from workers.checkpoint.tensors import NamedTensor
 from workers.state.pieces import Piece
-from workers.state.replicas import describe, select, turn_of
+from workers.state.replicas import Holders, Holdings, select, turn_of
 from workers.state.tree import tensor_bytes
 
 SIZES = st.lists(st.integers(0, 120), min_size=1, max_size=8).map(
@@ -31,6 +33,14 @@ def held(**tensors: torch.Tensor) -> list[Piece]:
         Piece(NamedTensor(name=name, tensor=value, global_shape=tuple(value.shape), offsets=(0,) * value.ndim), BOTH)
         for name, value in tensors.items()
     ]
+
+
+def describe(
+    pieces: list[Piece], values: dict[str, tuple[Holders, Any]], *, turn: int, limit_bytes: int = 1 << 20
+) -> dict[str, Any]:
+    found = Holdings(pieces).digests(values, turn=turn, limit_bytes=limit_bytes)
+    found.take(lambda name: True)
+    return found.document()
 
 
 def digests(pieces: list[Piece], turn: int = 0, limit: int = 1 << 20) -> dict[str, list[object]]:

@@ -10,12 +10,14 @@ Invariants:
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from operator import is_
 from typing import Any
 
 import torch
 
 from workers.checkpoint import header
+from workers.checkpoint.document import to_bytes
 from workers.checkpoint.tensors import NamedTensor
 from workers.errors import LastgoodError, StateNotStorable
 
@@ -56,68 +58,97 @@ class ImageTooLarge(LastgoodError):
 
 
 class ImageLayout:
-    """Where each tensor goes. `image_bytes` is what to give a slot: whole pages, with room for the document to grow."""
+    """Where each tensor goes. `image_bytes` is what to give a slot: whole pages, with room for the document to grow.
+
+    `order`: the tensors that have any bytes, as they lie in the image, by their number in the list that was planned.
+    """
 
     def __init__(self, tensors: Sequence[NamedTensor], document: dict[str, Any]) -> None:
+        self._seen = list(tensors)
         self._signatures = [_signature(tensor) for tensor in tensors]
-        self._order = sorted(range(len(tensors)), key=lambda at: (-tensors[at].tensor.element_size(), tensors[at].name))
-        self._positions: list[tuple[int, int]] = []  # of each tensor in _order, from the start of the data
+        by_place = sorted(range(len(tensors)), key=lambda at: (-tensors[at].tensor.element_size(), tensors[at].name))
+        self._places: dict[int, tuple[int, int]] = {}  # of each tensor, in their order, from the start of the data
         position = 0
-        for at in self._order:
-            size = tensors[at].tensor.numel() * tensors[at].tensor.element_size()
-            self._positions.append((position, position + size))
-            position += size
+        for at in by_place:
+            self._places[at] = (position, position + tensors[at].tensor.nbytes)
+            position += tensors[at].tensor.nbytes
+        self.order = [at for at, (start, stop) in self._places.items() if start < stop]
         self._data_bytes = position
         self._head, self._tail = self._header_frame()
         fixed = len(self._head) + len(self._tail)
         # A document names the tensors, so one that is not known yet is of the order of the header around it.
-        written = len(_document_json(document))
+        written = len(to_bytes(document))
         wanted = _round_up(8 + fixed + max(2 * written, fixed, _SPARE_BYTES_MIN))
         self._reserved = min(wanted, header.HEADER_BYTES_MAX // header.PAGE_BYTES * header.PAGE_BYTES)
         self.image_bytes = self._reserved + _round_up(self._data_bytes)
 
-    def fits(self, tensors: Sequence[NamedTensor], document: dict[str, Any] | None = None) -> bool:
-        """Whether this layout is right for these tensors, and `image_bytes` are enough for the document."""
-        if [_signature(tensor) for tensor in tensors] != self._signatures:
+    def fits(self, tensors: Sequence[NamedTensor], document: bytes = b"") -> bool:
+        """Whether this layout is right for these tensors, and `image_bytes` are enough for the document, as bytes."""
+        if len(tensors) != len(self._seen):
             return False
-        return document is None or len(self._header(document)) <= self._reserved
+        others = [at for at, same in enumerate(map(is_, tensors, self._seen)) if not same]
+        if any(_signature(tensors[at]) != self._signatures[at] for at in others):
+            return False
+        for at in others:
+            self._seen[at] = tensors[at]
+        return self.data_start(document) == self._reserved
 
-    def write(
-        self,
-        buffer: memoryview,
-        tensors: Sequence[NamedTensor],
-        document: dict[str, Any],
-        *,
-        hook: Callable[[int, int], None] | None = None,
-    ) -> int:
+    def write(self, buffer: memoryview, tensors: Sequence[NamedTensor], document: dict[str, Any]) -> int:
         """Copy a state into `buffer`; returns the exact length of the image in bytes.
 
-        `tensors` are the planned ones, in the same order, with new values. `hook(index, total)` is called before each
-        tensor's copy. Raises ImageTooLarge if the document has outgrown the buffer, StateNotStorable if it is not JSON.
+        `tensors` are the planned ones, in the same order, with new values. Raises ImageTooLarge if the document has
+        outgrown the buffer, StateNotStorable if it is not JSON.
         """
         if not self.fits(tensors):
             raise ValueError("these are not the tensors that the layout was planned for")
-        start_of_image = self._header(document)
-        data_start = len(start_of_image)
+        encoded = to_bytes(document)
+        data_start = self.data_start(encoded)
+        for at, target in zip(self.order, self.targets(buffer, data_start), strict=True):
+            target.copy_(tensors[at].tensor)
+        return self.write_header(buffer, encoded, data_start)
+
+    def data_start(self, document: bytes) -> int:
+        """Where the data starts behind this document: at the same place for all that are not too long."""
+        length = max(self._reserved, _round_up(8 + len(self._head) + len(document) + len(self._tail)))
+        if length > header.HEADER_BYTES_MAX:
+            raise StateNotStorable(
+                f"the names, and the values that are not tensors, need a header of {length} bytes, and a safetensors "
+                f"file holds {header.HEADER_BYTES_MAX}; keep large values in tensors"
+            )
+        return length
+
+    def targets(self, buffer: memoryview, data_start: int) -> list[torch.Tensor]:
+        """Where the tensors of `order` are copied to, with the header in front of `data_start`.
+
+        They are good for as long as the buffer is. Raises ImageTooLarge if it is too small.
+        """
         needed = data_start + self._data_bytes
         if needed > len(buffer):
             raise ImageTooLarge(_round_up(needed), len(buffer))
-        buffer[:data_start] = start_of_image
-        target = torch.frombuffer(buffer, dtype=torch.uint8)
-        for index, (at, (start, stop)) in enumerate(zip(self._order, self._positions, strict=True)):
-            if hook is not None:
-                hook(index, len(self._order))
-            if start < stop:
-                tensor = tensors[at].tensor
-                part = target[data_start + start : data_start + stop]
-                part.view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        return needed
+        if not self.order:
+            return []
+        data = torch.frombuffer(buffer, dtype=torch.uint8)[data_start:]
+        found = []
+        for at in self.order:
+            start, stop = self._places[at]
+            _, dtype, shape, _, _ = self._signatures[at]
+            found.append(data[start:stop].view(dtype).view(shape))
+        return found
+
+    def write_header(self, buffer: memoryview, document: bytes, data_start: int) -> int:
+        """Make an image of the data that was copied before; returns its exact length in bytes."""
+        content = self._head + document + self._tail
+        if self.data_start(document) > data_start:
+            raise ImageTooLarge(self.data_start(document) + self._data_bytes, data_start + self._data_bytes)
+        field = header.LENGTH_FIELD.pack(data_start - header.LENGTH_FIELD.size)
+        buffer[:data_start] = (field + content).ljust(data_start, b" ")
+        return data_start + self._data_bytes
 
     def _header_frame(self) -> tuple[bytes, bytes]:
         """The header's JSON before and after the document, which goes in as a JSON string."""
         sharding = {}
         entries = {}
-        for at, (start, stop) in zip(self._order, self._positions, strict=True):
+        for at, (start, stop) in self._places.items():
             name, dtype, shape, offsets, global_shape = self._signatures[at]
             sharding[name] = {"saved_offsets": offsets, "global_shape": global_shape}
             entries[name] = {"dtype": DTYPE_NAMES[dtype], "shape": shape, "data_offsets": [start, stop]}
@@ -125,17 +156,6 @@ class ImageLayout:
         head = f'{{"__metadata__":{_compact(metadata)[:-1]},"{header.DOCUMENT_KEY}":'
         tail = "}" + "".join(f",{_compact(name)}:{_compact(entry)}" for name, entry in entries.items()) + "}"
         return head.encode(), tail.encode()
-
-    def _header(self, document: dict[str, Any]) -> bytes:
-        """Length field and header for this document, padded to the reserved length, or to more if it is longer."""
-        content = self._head + _document_json(document) + self._tail
-        length = max(self._reserved, _round_up(8 + len(content)))
-        if length > header.HEADER_BYTES_MAX:
-            raise StateNotStorable(
-                f"the names, and the values that are not tensors, need a header of {length} bytes, and a safetensors "
-                f"file holds {header.HEADER_BYTES_MAX}; keep large values in tensors"
-            )
-        return header.LENGTH_FIELD.pack(length - 8) + content.ljust(length - 8, b" ")
 
 
 def plan(tensors: Sequence[NamedTensor], document: dict[str, Any] | None = None) -> ImageLayout:
@@ -176,14 +196,6 @@ def _check(named: NamedTensor, seen: set[str]) -> None:
 def _signature(named: NamedTensor) -> _Signature:
     tensor = named.tensor
     return named.name, tensor.dtype, tuple(tensor.shape), tuple(named.offsets), tuple(named.global_shape)
-
-
-def _document_json(document: dict[str, Any]) -> bytes:
-    """The document as JSON inside a JSON string, in ASCII: also text that is not valid Unicode comes back."""
-    try:
-        return json.dumps(json.dumps(document, separators=(",", ":"), allow_nan=False)).encode("ascii")
-    except (TypeError, ValueError, RecursionError) as error:
-        raise StateNotStorable(f"the document of this rank is not JSON: {error}") from None
 
 
 def _compact(value: object) -> str:

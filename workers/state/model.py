@@ -6,8 +6,9 @@ stored once over all ranks; each other plain tensor, buffers above all (BatchNor
 belongs to its rank. A restore writes into the live tensors, so views, optimizers and shards of them stay valid.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import eq, is_
 from typing import Any
 
 import torch
@@ -17,11 +18,10 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from workers.checkpoint.document import Unchanging
 from workers.errors import CallerError
 from workers.state import tree
-from workers.state.pieces import Piece, Restorer, canonical_name, check_same, own_name, piece
-
-Memory = tuple[int, torch.Size]
+from workers.state.pieces import Lookup, Memories, Piece, Restorer, canonical_name, check_same, own_name, piece
 
 _TRANSPARENT_CHILDREN = ("_orig_mod", "_checkpoint_wrapped_module")
 
@@ -44,77 +44,49 @@ class ModelPart:
         self.name = name
         self._module = module
         self._rank = rank
-        self._members: list[Member] = []
-        self._memories: list[Memory] = []
-        self._pieces: list[Piece] = []
-        self._document: dict[str, Any] = {}
+        self._plan: _Plan | None = None
+        self._lookup = Lookup(rank)
         for inner in module.modules():
             if isinstance(inner, FullyShardedDataParallel):
                 raise CallerError(f"{name}: FullyShardedDataParallel cannot be tracked; shard with fully_shard instead")
-        for member in self.members():
+        for member in _Walk(module, f"{name}.").members:
             if nn.parameter.is_lazy(member.tensor):
                 raise CallerError(f"{member.name} has no shape yet; run one forward of the lazy module before track()")
             tree.check_storable(member.tensor, member.name)
 
     def members(self) -> list[Member]:
-        """Every parameter and persistent buffer, sharded ones as their shards; a tied tensor once for each name."""
-        if not self._is_current(found := list(_walk(self._module, f"{self.name}."))):
+        """Every parameter and persistent buffer, sharded ones as their shards; a tied tensor once for each name.
+
+        The same list while the model consists of the same tensors in the same memory.
+        """
+        return self._current_plan().walk.members
+
+    def known_members(self) -> list[Member]:
+        """`members` as they were at the last look."""
+        return self._plan.walk.members if self._plan is not None else self.members()
+
+    def capture(self) -> tuple[list[Piece], dict[str, Any]]:
+        """The pieces to save, and the document. Both are reused while the tensors stay the same objects and memory."""
+        plan = self._current_plan()
+        pieces, document = plan.contents(self._rank, self.kind)
+        if plan.walk.extra:
+            extra: dict[str, Any] = {}
+            found: dict[str, torch.Tensor] = {}
+            for name, module in plan.walk.extra:
+                extra[name], tensors = tree.encode(module.get_extra_state(), name, name_of=self._own)
+                found |= tensors
+            return plan.pieces_with(self._lookup.pieces(found)), {**document, "extra": extra}
+        return pieces, document
+
+    def _current_plan(self) -> "_Plan":
+        if self._plan is None or not self._plan.holds():
             # Parameters gathered for a forward are not the ones that the optimizer updates: back to the shards.
             for module in self._module.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()
-            found = list(_walk(self._module, f"{self.name}."))
-        return found
-
-    def capture(self) -> tuple[list[Piece], dict[str, Any]]:
-        """The pieces to save, and the document. Both are reused while the tensors stay the same objects and memory."""
-        found = self.members()
-        if not self._is_current(found):
-            self._plan(found)
-        pieces, document = self._pieces, self._document
-        extra, extra_pieces = self._capture_extra()
-        if extra:
-            pieces, document = pieces + extra_pieces, {**document, "extra": extra}
-        return pieces, document
-
-    def _is_current(self, found: list[Member]) -> bool:
-        return (
-            bool(found)
-            and len(found) == len(self._members)
-            and all(
-                new.tensor is old.tensor and new.name == old.name and memory_of(new.tensor) == known
-                for new, old, known in zip(found, self._members, self._memories, strict=True)
-            )
-        )
-
-    def _plan(self, found: list[Member]) -> None:
-        tensors: dict[str, Any] = {}
-        tied = _ties(found)
-        pieces: list[Piece | None] = []
-        for member in found:
-            if member.name in tied:
-                continue
-            tree.check_storable(member.tensor, member.name)
-            stored_as = member.name
-            if not isinstance(member.tensor, DTensor) and member.replicas is None:
-                stored_as = canonical_name(member.name, self._rank)
-            tensors[member.name] = {
-                "name": stored_as,
-                "dtype": tree.dtype_name(member.tensor.dtype),
-                "shape": [*member.tensor.shape],
-            }
-            pieces.append(piece(stored_as, member.tensor, rank=self._rank, replicas=member.replicas))
-        self._members, self._memories = found, [memory_of(member.tensor) for member in found]
-        self._pieces = [each for each in pieces if each is not None]
-        self._document = {"kind": self.kind, "tensors": tensors, "tied": tied}
-
-    def _capture_extra(self) -> tuple[dict[str, Any], list[Piece]]:
-        extra: dict[str, Any] = {}
-        pieces: list[Piece | None] = []
-        for name, module in _extra_state_modules(self._module, f"{self.name}."):
-            extra[name], tensors = tree.encode(module.get_extra_state(), name, name_of=self._own)
-            pieces.extend(piece(stored_as, tensor, rank=self._rank) for stored_as, tensor in tensors.items())
-        return extra, [each for each in pieces if each is not None]
+            if self._plan is None or not self._plan.holds():
+                self._plan = _Plan(_Walk(self._module, f"{self.name}."))
+        return self._plan
 
     def _own(self, path: str, tensor: torch.Tensor) -> str:
         return path if isinstance(tensor, DTensor) else own_name(path, self._rank)
@@ -123,7 +95,7 @@ class ModelPart:
         """Raises CallerError, naming the tensor, if the model is not the saved one; changes nothing."""
         found = self.members()
         saved, tied = document["tensors"], document["tied"]
-        names = [member.name for member in found] + [name for name, _ in self._extra_modules()]
+        names = [member.name for member in found] + [name for name, _ in self._current_plan().walk.extra]
         _check_names(self.name, saved={*saved, *tied, *document.get("extra", {})}, live=set(names))
         live = {member.name: member.tensor for member in found}
         for alias, first in _ties(found).items():
@@ -142,11 +114,8 @@ class ModelPart:
         live = {member.name: member.tensor for member in self.members()}
         for name, record in document["tensors"].items():
             restorer.fill(record["name"], live[name])
-        for name, module in self._extra_modules():
+        for name, module in self._current_plan().walk.extra:
             module.set_extra_state(tree.decode(document["extra"][name], restorer.make))
-
-    def _extra_modules(self) -> list[tuple[str, nn.Module]]:
-        return list(_extra_state_modules(self._module, f"{self.name}."))
 
 
 def members_of(models: Sequence[ModelPart]) -> dict[int, Member]:
@@ -158,10 +127,10 @@ def members_of(models: Sequence[ModelPart]) -> dict[int, Member]:
     return found
 
 
-def memory_of(tensor: torch.Tensor) -> Memory:
-    """Where this rank's part lies: `tensor.data = other` and `resize_` keep the object, but change this."""
-    local = tree.local_part(tensor)
-    return local.data_ptr(), local.shape
+def stored_name(member: Member, rank: int) -> str:
+    """Under which name a member's part of this rank is stored."""
+    shared = isinstance(member.tensor, DTensor) or member.replicas is not None
+    return member.name if shared else canonical_name(member.name, rank)
 
 
 def _ties(found: list[Member]) -> dict[str, str]:
@@ -172,18 +141,106 @@ def _ties(found: list[Member]) -> dict[str, str]:
     return {member.name: first for member in found if (first := first_names[id(member.tensor)]) != member.name}
 
 
-def _walk(module: nn.Module, prefix: str, replicas: "_Replicas | None" = None) -> Iterator[Member]:
-    if isinstance(module, DistributedDataParallel):
-        yield from _walk(module.module, prefix, _Replicas(module, prefix))
-        return
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            yield Member(prefix + name, parameter, replicas.of(prefix + name) if replicas else None)
-    for name, buffer in module._buffers.items():
-        if buffer is not None and name not in module._non_persistent_buffers_set:
-            yield Member(prefix + name, buffer, None)
-    for child_prefix, child in _children(module, prefix):
-        yield from _walk(child, child_prefix, replicas)
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """What a module consisted of when it was looked at."""
+
+    module: nn.Module
+    parameters: dict[str, Any]
+    buffers: dict[str, Any]
+    children: dict[str, Any]
+    transient: set[str]
+
+    def is_same(self) -> bool:
+        module = self.module
+        return (
+            _same_items(module._parameters, self.parameters)
+            and _same_items(module._buffers, self.buffers)
+            and _same_items(module._modules, self.children)
+            and module._non_persistent_buffers_set == self.transient
+        )
+
+
+def _same_items(live: Mapping[str, Any], seen: dict[str, Any]) -> bool:
+    return len(live) == len(seen) and (
+        not seen or (all(map(is_, live.values(), seen.values())) and all(map(eq, live, seen)))
+    )
+
+
+class _Walk:
+    """A model as it is now: its tensors, and the modules that keep extra state, by name."""
+
+    def __init__(self, module: nn.Module, prefix: str) -> None:
+        self.members: list[Member] = []
+        self.extra: list[tuple[str, nn.Module]] = []
+        self._modules: list[_Module] = []
+        self._visit(module, prefix, None)
+
+    def is_same(self) -> bool:
+        return all(map(_Module.is_same, self._modules))
+
+    def _visit(self, module: nn.Module, prefix: str, replicas: "_Replicas | None") -> None:
+        self._modules.append(
+            _Module(
+                module,
+                dict(module._parameters),
+                dict(module._buffers),
+                dict(module._modules),
+                set(module._non_persistent_buffers_set),
+            )
+        )
+        if isinstance(module, DistributedDataParallel):
+            self._visit(module.module, prefix, _Replicas(module, prefix))
+            return
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                self.members.append(Member(prefix + name, parameter, replicas.of(prefix + name) if replicas else None))
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                self.members.append(Member(prefix + name, buffer, None))
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            self.extra.append((f"{prefix}_extra_state", module))
+        for child_prefix, child in _children(module, prefix):
+            self._visit(child, child_prefix, replicas)
+
+
+class _Plan:
+    """What to save of a model, good for as long as it consists of the same tensors in the same memory."""
+
+    def __init__(self, walk: _Walk) -> None:
+        self.walk = walk
+        self._memories = Memories([member.tensor for member in walk.members])
+        self._pieces: list[Piece] = []
+        self._document: dict[str, Any] = {}
+        self._with_extra: tuple[list[Piece], list[Piece]] = ([], [])
+
+    def holds(self) -> bool:
+        return self.walk.is_same() and self._memories.are_at(self._memories.tensors)
+
+    def contents(self, rank: int, kind: str) -> tuple[list[Piece], dict[str, Any]]:
+        if not self._document:
+            tensors: dict[str, Any] = {}
+            tied = _ties(self.walk.members)
+            for member in self.walk.members:
+                if member.name in tied:
+                    continue
+                tree.check_storable(member.tensor, member.name)
+                stored_as = stored_name(member, rank)
+                tensors[member.name] = {
+                    "name": stored_as,
+                    "dtype": tree.dtype_name(member.tensor.dtype),
+                    "shape": [*member.tensor.shape],
+                }
+                made = piece(stored_as, member.tensor, rank=rank, replicas=member.replicas)
+                self._pieces += [] if made is None else [made]
+            self._document = {"kind": kind, "tensors": Unchanging(tensors), "tied": tied}
+        return self._pieces, self._document
+
+    def pieces_with(self, extra: list[Piece]) -> list[Piece]:
+        """Both; the same list for the same extra ones."""
+        if self._with_extra[0] is not extra:
+            self._with_extra = (extra, self._pieces + extra)
+        return self._with_extra[1]
 
 
 class _Replicas:
@@ -202,16 +259,6 @@ def _children(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]
     for name, child in module._modules.items():
         if child is not None:
             yield (prefix if name in _TRANSPARENT_CHILDREN else f"{prefix}{name}."), child
-
-
-def _extra_state_modules(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    if isinstance(module, DistributedDataParallel):
-        yield from _extra_state_modules(module.module, prefix)
-        return
-    if type(module).get_extra_state is not nn.Module.get_extra_state:
-        yield f"{prefix}_extra_state", module
-    for child_prefix, child in _children(module, prefix):
-        yield from _extra_state_modules(child, child_prefix)
 
 
 def _check_names(part: str, *, saved: set[str], live: set[str]) -> None:

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from workers.errors import CallerError
 from workers.state import tree
-from workers.state.pieces import Piece, Restorer, own_name, piece
+from workers.state.pieces import Lookup, Piece, Restorer, own_name
 
 
 class ObjectPart:
@@ -25,6 +25,7 @@ class ObjectPart:
         self.kind = kind
         self.value = value
         self._rank = rank
+        self._lookup = Lookup(rank)
         self._read, self._write = _accessors(name, value, kind)
         # torchdata's loader starts its workers and draws from the global generators to answer.
         if not isinstance(value, torch.utils.data.DataLoader):
@@ -33,8 +34,7 @@ class ObjectPart:
     def capture(self) -> tuple[list[Piece], dict[str, Any]]:
         """The pieces to save and the document; raises StateNotStorable with the key."""
         document, tensors = tree.encode(self._read(), self.name, name_of=self._stored_name)
-        found = [piece(stored_as, tensor, rank=self._rank) for stored_as, tensor in tensors.items()]
-        return [each for each in found if each is not None], {"kind": self.kind, "state": document}
+        return self._lookup.pieces(tensors), {"kind": self.kind, "state": document}
 
     def digest(self) -> str:
         """A hash of the whole state."""

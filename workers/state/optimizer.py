@@ -9,33 +9,107 @@ Stored names are "optimizer.state.<parameter>.<key>". A state tensor is spread o
 that is plain although its parameter is sharded (`step`) belongs to its rank.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import eq, is_
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
+from workers.checkpoint.document import Unchanging
 from workers.errors import CallerError
 from workers.state import tree
-from workers.state.model import Member, Memory, ModelPart, members_of, memory_of
-from workers.state.pieces import Piece, Restorer, canonical_name, piece
+from workers.state.model import Member, ModelPart, stored_name
+from workers.state.pieces import Lookup, Memories, Piece, Restorer, canonical_name, piece
 
 _NATIVE_KEYS = ("state", "param_groups")
+_PLAIN = (int, float, bool, str, type(None))  # compared by identity: a changed one is another object
+_NO_STATE: dict[Any, Any] = {}
 
 
-_Mark = tuple[str, str, int, Memory]
+class _Named:
+    """The parameters by identity, good for as long as models and groups consist of the same ones."""
+
+    def __init__(self, name: str, groups: list[list[torch.Tensor]], members: list[list[Member]]) -> None:
+        self._groups, self._members = groups, members
+        self._ranks: tuple[int, ...] | None = None
+        known: dict[int, Member] = {}
+        for each in members:
+            for member in each:
+                known.setdefault(id(member.tensor), member)
+        self.parameters: dict[int, Member] = {}
+        for index, group in enumerate(groups):
+            for position, parameter in enumerate(group):
+                if id(parameter) not in known:
+                    raise CallerError(
+                        f"{name}: parameter {position} of group {index}, of shape {tuple(parameter.shape)}, is in "
+                        f"no tracked model; track its model too, and create the optimizer after fully_shard"
+                    )
+                self.parameters[id(parameter)] = known[id(parameter)]
+        names = [[self.parameters[id(parameter)].name for parameter in group] for group in groups]
+        self.names: list[list[tree.Json]] = tree.encode(names, name)[0]
+
+    def ranks(self, own: int) -> tuple[int, ...]:
+        """Those that have all of the parameters, as replicas or as shards; none if it is not one such set."""
+        if self._ranks is None:
+            found = {
+                tuple(sorted(member.tensor.device_mesh.mesh.flatten().tolist()))
+                if isinstance(member.tensor, DTensor)
+                else member.replicas or (own,)
+                for member in self.parameters.values()
+            }
+            self._ranks = found.pop() if len(found) == 1 else ()
+        return self._ranks
+
+    def holds(self, groups: list[list[torch.Tensor]], members: list[list[Member]]) -> bool:
+        return (
+            all(map(is_, members, self._members))
+            and [*map(len, groups)] == [*map(len, self._groups)]
+            and all(all(map(is_, group, seen)) for group, seen in zip(groups, self._groups, strict=True))
+        )
 
 
-@dataclass(frozen=True, slots=True)
 class _Plan:
-    """State as it was looked up last: good for as long as it holds the same tensors at the same addresses."""
+    """State as it was looked up last, good for as long as it holds the same tensors in the same memory."""
 
-    fingerprint: list[_Mark]
-    keep_alive: list[torch.Tensor]
-    pieces: list[Piece]
-    document: dict[str, Any]
+    def __init__(self, named: _Named, state: Mapping[Any, Any]) -> None:
+        self.named = named
+        self.pieces: list[Piece] = []
+        self.document = Unchanging()
+        self.state: dict[str, torch.Tensor] = {}  # by stored name
+        self._states = [
+            (member.tensor, dict(found)) for member in named.parameters.values() if (found := state.get(member.tensor))
+        ]
+        self._unborn = [one.tensor for one in named.parameters.values() if not state.get(one.tensor)]
+        values = [value for _, found in self._states for value in found.values()]
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        self._memories = Memories(tensors)
+        # What is in a list may change while the list stays: that is looked up each time.
+        self._changes_unseen = any(type(value) not in _PLAIN for value in values if not isinstance(value, torch.Tensor))
+        self._with_rest: tuple[list[Piece], list[Piece]] = ([], [])
+
+    def holds(self, named: _Named, state: Mapping[Any, Any]) -> bool:
+        if named is not self.named or self._changes_unseen:
+            return False
+        for parameter, seen in self._states:
+            live = state.get(parameter, _NO_STATE)
+            if (
+                len(live) != len(seen)
+                or not all(map(is_, live.values(), seen.values()))
+                or not all(map(eq, live, seen))
+            ):
+                return False
+        return not any(map(state.get, self._unborn)) and self._memories.are_at(self._memories.tensors)
+
+    def pieces_with(self, rest: list[Piece]) -> list[Piece]:
+        """Both; the same list for the same ones."""
+        if not rest:
+            return self.pieces
+        if self._with_rest[0] is not rest:
+            self._with_rest = (rest, self.pieces + rest)
+        return self._with_rest[1]
 
 
 class OptimizerPart:
@@ -48,37 +122,59 @@ class OptimizerPart:
         self._optimizer = optimizer
         self._rank = rank
         self._models = models
+        self._named: _Named | None = None
         self._plan: _Plan | None = None
+        self._lookup = Lookup(rank)
         if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
             raise CallerError(f"{name}: ZeroRedundancyOptimizer cannot be tracked; shard with fully_shard instead")
         self.capture()
 
-    def capture(self) -> tuple[list[Piece], dict[str, Any]]:
-        """The pieces to save and the document; raises StateNotStorable and CallerError, naming the key or parameter."""
-        named = self._named_parameters()
-        fingerprint = self._fingerprint(named)
-        if self._plan is None or fingerprint is None or self._plan.fingerprint != fingerprint:
-            self._plan = self._new_plan(named, fingerprint or [])
-        pieces = self._plan.pieces
-        document = {"kind": self.kind, "state": self._plan.document}
+    def capture(self, *, models_are_known: bool = False) -> tuple[list[Piece], dict[str, Any]]:
+        """The pieces to save and the document; raises StateNotStorable and CallerError, naming the key or parameter.
+
+        `models_are_known`: they have just been captured. The list is the same while the tensors are.
+        """
+        named = self._look_up(models_are_known)
+        state = self._optimizer.state
+        if self._plan is None or not self._plan.holds(named, state):
+            self._plan = self._new_plan(named)
         rest = {
-            "groups": [
-                {"params": [named[id(parameter)].name for parameter in group["params"]], "options": _options(group)}
-                for group in self._optimizer.param_groups
-            ],
-            "other": {key: value for key, value in self._optimizer.state.items() if not isinstance(key, torch.Tensor)},
+            "groups": [{"options": _options(group)} for group in self._optimizer.param_groups],
+            "other": self._other_state(),
             "extra": self._extra(),
         }
-        document["rest"], tensors = tree.encode(rest, self.name, name_of=self._own)
-        if tensors:
-            found = [piece(stored_as, tensor, rank=self._rank) for stored_as, tensor in tensors.items()]
-            pieces = pieces + [each for each in found if each is not None]
-        return pieces, document
+        encoded, tensors = tree.encode(rest, self.name, name_of=self._own)
+        for group, names in zip(encoded["groups"], named.names, strict=True):
+            group["params"] = names
+        document = {"kind": self.kind, "state": self._plan.document, "rest": encoded}
+        return self._plan.pieces_with(self._lookup.pieces(tensors)), document
+
+    def steady(self) -> dict[str, torch.Tensor]:
+        """By stored name, what only a step of the optimizer changes: its parameters, and its state of them.
+
+        As captured last. Empty for an optimizer whose steps torch's hooks do not announce.
+        """
+        if self._plan is None or self._named is None or not self.announces_steps:
+            return {}
+        parameters = {stored_name(each, self._rank): each.tensor for each in self._named.parameters.values()}
+        # An inference tensor has no version, so that a change would not be noticed.
+        return parameters | {name: value for name, value in self._plan.state.items() if not value.is_inference()}
+
+    def parameter_names(self) -> set[str]:
+        """The stored names of the parameters, as captured last."""
+        assert self._named is not None
+        return {stored_name(member, self._rank) for member in self._named.parameters.values()}
+
+    @property
+    def announces_steps(self) -> bool:
+        """Whether torch's hooks are called before each step."""
+        made = hasattr(self._optimizer, "_optimizer_step_pre_hooks")  # by Optimizer.__init__
+        return made and getattr(type(self._optimizer).step, "hooked", False)
 
     def unborn_bytes(self) -> int:
         """About how much state this rank has yet to get: two values for each trained parameter without state."""
         missing = 0
-        for member in self._named_parameters().values():
+        for member in self._look_up().parameters.values():
             if member.tensor not in self._optimizer.state and member.tensor.requires_grad:
                 missing += 2 * tree.local_part(member.tensor).nbytes // len(member.replicas or (self._rank,))
         return missing
@@ -87,24 +183,27 @@ class OptimizerPart:
         return [float(group["lr"]) for group in self._optimizer.param_groups if "lr" in group]
 
     def common_ranks(self) -> tuple[int, ...] | None:
-        """The ranks that all train these same parameters, as replicas or as shards; None if it is not one such set."""
-        found = {
-            tuple(sorted(member.tensor.device_mesh.mesh.flatten().tolist()))
-            if isinstance(member.tensor, DTensor)
-            else member.replicas or (self._rank,)
-            for member in self._named_parameters().values()
-        }
-        ranks = found.pop() if len(found) == 1 else ()
+        """The ranks that all train these same parameters, as replicas or as shards; None if it is not one such set.
+
+        As captured last.
+        """
+        assert self._named is not None
+        ranks = self._named.ranks(self._rank)
         return ranks if len(ranks) > 1 else None
 
     def step_counts(self) -> list[list[float]]:
         """The distinct values of `step` in the state, each with how many parameters have it."""
-        counts: dict[float, int] = {}
-        for state in self._optimizer.state.values():
-            if isinstance(state, dict) and "step" in state:
-                step = float(state["step"])
-                counts[step] = counts.get(step, 0) + 1
-        return [[step, count] for step, count in sorted(counts.items())]
+        states = [state for state in self._optimizer.state.values() if isinstance(state, dict)]
+        alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+        values: list[float] = []
+        for step in (state["step"] for state in states if "step" in state):
+            if type(step) is torch.Tensor and step.ndim == 0:
+                alike.setdefault((step.device, step.dtype), []).append(step)
+            else:
+                values.append(float(step))
+        for together in alike.values():  # one by one they would be as many waits for a GPU
+            values += map(float, torch.stack(together).tolist())
+        return [[step, count] for step, count in sorted(Counter(values).items())]
 
     def state_tensors(self) -> list[torch.Tensor]:
         states = [state for state in self._optimizer.state.values() if isinstance(state, dict)]
@@ -136,41 +235,23 @@ class OptimizerPart:
                     group[option] = value
         self._optimizer.state.clear()
         self._optimizer.state.update(rest["other"])
-        for member in self._named_parameters().values():
+        for member in self._look_up().parameters.values():
             if member.name in document["state"]:
                 make = partial(restorer.make, device=member.tensor.device)
                 self._optimizer.state[member.tensor] = tree.decode(document["state"][member.name], make)
         self._plan = None
 
-    def _named_parameters(self) -> dict[int, Member]:
-        members = members_of(self._models)
-        named: dict[int, Member] = {}
-        for index, group in enumerate(self._optimizer.param_groups):
-            for position, parameter in enumerate(group["params"]):
-                if id(parameter) not in members:
-                    raise CallerError(
-                        f"{self.name}: parameter {position} of group {index}, of shape {tuple(parameter.shape)}, is in "
-                        f"no tracked model; track its model too, and create the optimizer after fully_shard"
-                    )
-                named[id(parameter)] = members[id(parameter)]
-        return named
+    def _look_up(self, models_are_known: bool = False) -> _Named:
+        members = [model.known_members() if models_are_known else model.members() for model in self._models]
+        groups = [list(group["params"]) for group in self._optimizer.param_groups]
+        if self._named is None or not self._named.holds(groups, members):
+            self._named = _Named(self.name, groups, members)
+        return self._named
 
-    def _fingerprint(self, named: dict[int, Member]) -> list[_Mark] | None:
-        """None if the state holds other things than tensors: these are looked up each time."""
-        found: list[_Mark] = []
-        for member in named.values():
-            for key, value in self._state_of(member).items():
-                if not isinstance(value, torch.Tensor):
-                    return None
-                found.append((member.name, key, id(value), memory_of(value)))
-        return found
-
-    def _new_plan(self, named: dict[int, Member], fingerprint: list[_Mark]) -> _Plan:
-        document: dict[str, Any] = {}
-        pieces: list[Piece] = []
-        keep_alive: list[torch.Tensor] = []
-        for member in named.values():
-            state = self._state_of(member)
+    def _new_plan(self, named: _Named) -> _Plan:
+        plan = _Plan(named, self._optimizer.state)
+        for member in named.parameters.values():
+            state = self._optimizer.state.get(member.tensor)  # not `state[...]`: it is a defaultdict
             if not state:
                 continue
             spread = member.replicas
@@ -179,18 +260,18 @@ class OptimizerPart:
                 return path if isinstance(tensor, DTensor) or spread else self._own(path, tensor)
 
             key = f"{self.name}.state.{_bare(member.name)}"
-            document[member.name], tensors = tree.encode(state, key, name_of=name_of)
+            plan.document[member.name], tensors = tree.encode(state, key, name_of=name_of)
+            plan.state |= tensors
             found = [
                 piece(stored_as, tensor, rank=self._rank, replicas=spread) for stored_as, tensor in tensors.items()
             ]
-            pieces.extend(each for each in found if each is not None)
-            keep_alive.extend(value for value in state.values() if isinstance(value, torch.Tensor))
-        return _Plan(fingerprint, keep_alive, pieces, document)
+            plan.pieces.extend(each for each in found if each is not None)
+        return plan
 
-    def _state_of(self, member: Member) -> dict[Any, Any]:
-        # Not `state[...]`: it is a defaultdict.
-        state: dict[Any, Any] = self._optimizer.state.get(member.tensor, {})
-        return state
+    def _other_state(self) -> dict[Any, Any]:
+        """What is kept under other keys than parameters."""
+        state = self._optimizer.state
+        return {key: value for key, value in state.items() if not isinstance(key, torch.Tensor)}
 
     def _own(self, path: str, tensor: torch.Tensor) -> str:
         return path if isinstance(tensor, DTensor) else canonical_name(path, self._rank)
@@ -204,7 +285,7 @@ class OptimizerPart:
     def _matched_groups(self, document: dict[str, Any]) -> list[int]:
         """For each live group, the number of the saved one with the same parameters."""
         saved = [set(group["params"]) for group in document["rest"]["groups"]]
-        named = self._named_parameters()
+        named = self._look_up().parameters
         matched: list[int] = []
         for index, group in enumerate(self._optimizer.param_groups):
             names = {named[id(parameter)].name for parameter in group["params"]}

@@ -9,6 +9,7 @@ parameters under DDP). Every other tensor belongs to its rank, for what merely o
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -50,6 +51,57 @@ def piece(name: str, tensor: torch.Tensor, *, rank: int, replicas: tuple[int, ..
     global_shape = (*tensor.shape, *local.shape[tensor.ndim :])
     holders = _holders(tensor) if isinstance(tensor, DTensor) else replicas or (rank,)
     return Piece(NamedTensor(name=name, tensor=local, global_shape=global_shape, offsets=offsets), holders)
+
+
+class Memories:
+    """Tensors, and where this rank's parts of them lie: what was planned with them holds while these are the same.
+
+    Exact: `tensor.data = other`, `resize_`, and another view of the same memory keep the object, and are noticed.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.tensors = tensors
+        self._parts = [local_part(tensor) for tensor in tensors]
+        self._dtypes = [part.dtype for part in self._parts]
+        self._sharded = any(isinstance(tensor, DTensor) for tensor in tensors)
+
+    def are(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether these are the same objects, and lie where they did."""
+        return len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors)) and self.are_at(tensors)
+
+    def are_at(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether these, as many, lie where the known ones did, in whatever objects."""
+        if self._sharded:
+            with torch.no_grad():
+                tensors = [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
+        try:
+            return all(map(torch.Tensor.is_set_to, tensors, self._parts)) and (
+                list(map(attrgetter("dtype"), tensors)) == self._dtypes
+            )
+        except RuntimeError:  # it went to another device
+            return False
+
+
+class Lookup:
+    """Pieces of tensors that are looked up at each save: the same list while the same memory is found."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._names: list[str] = []
+        self._memories = Memories([])
+        self._pieces: list[Piece] = []
+
+    def pieces(self, tensors: Mapping[str, torch.Tensor]) -> list[Piece]:
+        """`tensors`: by stored name."""
+        names, found = list(tensors), list(tensors.values())
+        # A DTensor could be another one of the same memory, with another idea of what it is a part of.
+        objects_matter = any(isinstance(tensor, DTensor) for tensor in found)
+        same = names == self._names and (self._memories.are(found) if objects_matter else self._memories.are_at(found))
+        if not same:
+            made = (piece(name, tensor, rank=self._rank) for name, tensor in tensors.items())
+            self._names, self._memories = names, Memories(found)
+            self._pieces = [each for each in made if each is not None]
+        return self._pieces
 
 
 def assign(pieces: Iterable[Piece], rank: int) -> list[NamedTensor]:

@@ -9,16 +9,18 @@ something guarantees to be equal is compared (see workers/state/pieces.py), for 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import xxhash
 
+from workers.checkpoint.tensors import NamedTensor
 from workers.state.pieces import Piece
 
 LIMIT_BYTES = 256 << 20
+_NOT_TAKEN = "0" * 16  # as long as a digest
 _ALIGNMENT_BYTES = 8  # the largest element, so that no window ends within one
 
 Holders = tuple[int, ...]
@@ -74,47 +76,86 @@ def _delay(rounds: int) -> int:
     return (math.isqrt(5 * rounds * rounds) - rounds) // 2
 
 
-def describe(
-    pieces: Iterable[Piece],
-    values: Mapping[str, tuple[Holders, Any]],
-    *,
-    turn: int,
-    limit_bytes: int = LIMIT_BYTES,
-) -> dict[str, Any]:
-    """This turn's digests, as a part of the rank's document.
+class Holdings:
+    """What several ranks hold, by the set of its holders; planned once for the same pieces."""
 
-    `values`: by name, JSON values that must be equal too, each with the ranks between which. The result:
-    {"sets": [{"holders", "values", "layout", "digests": {name: [start, stop, digest]}}]}, a set for each set of
-    holders; "layout" is a digest of the names and sizes of all they hold.
-    """
-    shared: dict[Holders, list[Piece]] = {}
-    for each in pieces:
-        if len(each.holders) > 1:
-            shared.setdefault(each.holders, []).append(each)
-    agreed: dict[Holders, dict[str, Any]] = {}
-    for name, (holders, value) in values.items():
-        agreed.setdefault(holders, {})[name] = value
-    sets = [
-        {
-            "holders": list(holders),
-            **_digests(shared.get(holders, []), turn, limit_bytes),
-            "values": agreed.get(holders, {}),
+    def __init__(self, pieces: Iterable[Piece]) -> None:
+        self._tensors: dict[Holders, dict[str, NamedTensor]] = {}
+        for each in pieces:
+            if len(each.holders) > 1:
+                self._tensors.setdefault(each.holders, {})[each.named.name] = each.named
+        self._sizes = {
+            holders: sorted((name, named.tensor.nbytes) for name, named in tensors.items())
+            for holders, tensors in self._tensors.items()
         }
-        for holders in sorted(shared.keys() | agreed.keys())
-    ]
-    return {"sets": sets}
+
+    def digests(
+        self, values: Mapping[str, tuple[Holders, Any]], *, turn: int, limit_bytes: int = LIMIT_BYTES
+    ) -> "ReplicaDigests":
+        """This turn's. `values`: by name, JSON values that must be equal too, each with the ranks between which."""
+        agreed: dict[Holders, dict[str, Any]] = {}
+        for name, (holders, value) in values.items():
+            agreed.setdefault(holders, {})[name] = value
+        sets = []
+        for holders in sorted(self._tensors.keys() | agreed.keys()):
+            sizes = self._sizes.get(holders, [])
+            known = self._tensors.get(holders, {})
+            chosen = select(sizes, turn=turn, limit_bytes=limit_bytes)
+            sets.append(
+                _Set(
+                    holders,
+                    agreed.get(holders, {}),
+                    sizes,
+                    [(known[each.name], each.start, each.stop) for each in chosen],
+                )
+            )
+        return ReplicaDigests(sets)
 
 
-def _digests(pieces: list[Piece], turn: int, limit_bytes: int) -> dict[str, Any]:
-    tensors = {each.named.name: each.named.tensor for each in pieces}
-    sizes = sorted((name, tensor.nbytes) for name, tensor in tensors.items())
-    return {
-        "layout": xxhash.xxh3_64_hexdigest(repr(sizes).encode("utf-8", "surrogatepass")),
-        "digests": {
-            each.name: [each.start, each.stop, _digest(tensors[each.name], each.start, each.stop)]
-            for each in select(sizes, turn=turn, limit_bytes=limit_bytes)
-        },
-    }
+@dataclass(frozen=True, slots=True)
+class _Set:
+    holders: Holders
+    values: dict[str, Any]
+    sizes: list[tuple[str, int]]
+    chosen: list[tuple[NamedTensor, int, int]]
+
+
+class ReplicaDigests:
+    """One turn's digests, taken in as many goes as its tensors need; a part of the rank's document."""
+
+    def __init__(self, sets: list[_Set]) -> None:
+        self._sets = sets
+        self._taken: dict[tuple[Holders, str], str] = {}
+
+    def take(self, wanted: Callable[[str], bool]) -> None:
+        """Read the tensors whose names are wanted."""
+        for one in self._sets:
+            for named, start, stop in one.chosen:
+                if wanted(named.name):
+                    self._taken[one.holders, named.name] = _digest(named.tensor, start, stop)
+
+    def tensors(self, wanted: Callable[[str], bool]) -> list[NamedTensor]:
+        """What `take` reads."""
+        return [named for one in self._sets for named, _, _ in one.chosen if wanted(named.name)]
+
+    def document(self) -> dict[str, Any]:
+        """{"sets": [{"holders", "values", "layout", "digests": {name: [start, stop, digest]}}]}, a set for each set of
+        holders; "layout" is a digest of the names and sizes of all they hold. What was not taken yet is zeros.
+        """
+        return {
+            "sets": [
+                {
+                    "holders": list(one.holders),
+                    "layout": xxhash.xxh3_64_hexdigest(repr(one.sizes).encode("utf-8", "surrogatepass")),
+                    "digests": {
+                        named.name: [start, stop, self._taken.get((one.holders, named.name), _NOT_TAKEN)]
+                        for named, start, stop in one.chosen
+                    },
+                    "values": one.values,
+                }
+                for one in self._sets
+            ]
+        }
 
 
 def _digest(tensor: torch.Tensor, start: int, stop: int) -> str:

@@ -9,6 +9,7 @@ each tracked name to its own document; `absent` lists the keywords that were giv
 what this rank holds as others do (workers/state/replicas.py).
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -69,6 +70,7 @@ class TrainingState:
         self._parts |= {name: self._part(name, value, {}) for name, value in (own or {}).items()}
         self._untracked = len(self._parts)
         self._absent: set[str] = set()
+        self._plan = _Plan(rank)
 
     def track(self, **objects: Any) -> None:
         """Add parts to the state.
@@ -103,9 +105,11 @@ class TrainingState:
         """
         if len(self._parts) == self._untracked:
             raise CallerError("there is nothing to save: call session.track() first")
-        captured = {name: part.capture() for name, part in self._parts.items()}
-        pieces = [one for found, _ in captured.values() for one in found]
-        tensors = self._assign(pieces)
+        captured: dict[str, tuple[list[Piece], dict[str, Any]]] = {}
+        for name, part in self._parts.items():  # models before their optimizers
+            captured[name] = part.capture(models_are_known=True) if isinstance(part, OptimizerPart) else part.capture()
+        plan = self._plan
+        plan.update({name: pieces for name, (pieces, _) in captured.items()}, self._optimizers())
         document: dict[str, Any] = {
             "format": _FORMAT,
             "rank": self._rank,
@@ -116,9 +120,8 @@ class TrainingState:
             "absent": sorted(self._absent),
             "parts": {name: part_document for name, (_, part_document) in captured.items()},
         }
-        if turn is not None:
-            document["replicas"] = replicas.describe(pieces, self._replicated_values(), turn=turn)
-        return CapturedState(tensors=tensors, document=document)
+        digests = None if turn is None else plan.holdings.digests(self._replicated_values(), turn=turn)
+        return CapturedState(tensors=plan.tensors, document=document, steady=plan.steady, digests=digests)
 
     def apply(self, source: TensorSource) -> None:
         """Restore every part.
@@ -210,14 +213,6 @@ class TrainingState:
         live = [member.tensor for member in members_of(_models(self._parts)).values()]
         return live + [tensor for part in self._optimizers() for tensor in part.state_tensors()]
 
-    def _assign(self, pieces: list[Piece]) -> list[NamedTensor]:
-        tensors = assign(pieces, self._rank)
-        names = [each.name for each in tensors]
-        if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise StateNotStorable(f"{twice}: two tracked tensors have this name; rename one of their keys")
-        return tensors
-
     def _check_origin(self, document: dict[str, Any]) -> None:
         if document["format"] != _FORMAT:
             raise CallerError(
@@ -250,6 +245,52 @@ class TrainingState:
         for part in self._parts.values():
             if _is_torch_loader(part):
                 part.capture()
+
+
+class _Plan:
+    """What is made of all pieces. Only what comes of a part's own list, or of its sharing with other ranks, is made
+    anew when a part gives another list, as random generators do each time."""
+
+    def __init__(self, rank: int) -> None:
+        self.tensors: list[NamedTensor] = []
+        self.steady: dict[str, torch.Tensor] = {}
+        self.holdings = replicas.Holdings([])
+        self._rank = rank
+        self._seen: dict[str, list[Piece]] = {}
+        self._alone: dict[str, list[NamedTensor]] = {}
+        self._shared: list[NamedTensor] = []
+        self._names: list[str] = []
+
+    def update(self, found: dict[str, list[Piece]], optimizers: list[OptimizerPart]) -> None:
+        """Raises StateNotStorable for two tensors of one name."""
+        changed = {name for name, pieces in found.items() if pieces is not self._seen.get(name)}
+        if not changed:
+            return
+        shared_before = found.keys() - self._alone.keys()
+        for name in changed:
+            self._alone.pop(name, None)
+            if all(len(each.holders) == 1 for each in found[name]):
+                self._alone[name] = [each.named for each in found[name]]
+        shared = found.keys() - self._alone.keys()
+        if changed & (shared | shared_before):
+            pieces = [one for name in found if name in shared for one in found[name]]
+            self._shared = assign(pieces, self._rank)
+            self.holdings = replicas.Holdings(pieces)
+        if any(part.name in changed for part in optimizers):
+            silent = {name for part in optimizers if not part.announces_steps for name in part.parameter_names()}
+            announced = [item for part in optimizers for item in part.steady().items()]
+            self.steady = {name: tensor for name, tensor in announced if name not in silent}
+        alone = [named for name in found for named in self._alone.get(name, ())]
+        self.tensors = [*self._shared, *alone]
+        self._check_names()
+        self._seen = found
+
+    def _check_names(self) -> None:
+        names = [each.name for each in self.tensors]
+        if names != self._names and len(set(names)) != len(names):
+            twice = next(name for name, times in Counter(names).items() if times > 1)
+            raise StateNotStorable(f"{twice}: two tracked tensors have this name; rename one of their keys")
+        self._names = names
 
 
 def _is_torch_loader(part: Part) -> bool:
