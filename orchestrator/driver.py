@@ -17,7 +17,7 @@ import ray
 import ray.util
 import xxhash
 from packaging.specifiers import SpecifierSet
-from ray.exceptions import ActorDiedError, RayError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.coordinator import Coordinator
@@ -29,7 +29,7 @@ from workers.link import NAMESPACE
 RAY_VERSIONS = SpecifierSet(">=2.60,<2.61")
 _RAY_POLL_SECONDS = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5", "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1"}
 _OUTCOME_SECONDS = 30.0
-_START_SECONDS = 60.0
+_START_SECONDS = 300.0
 _RETRY_SECONDS = 0.1
 # Ray Train's own list of reported checkpoints. It refuses to start when one that it lists was deleted, or when it was
 # cut short.
@@ -122,9 +122,14 @@ def start_coordinator(config: CoordinatorConfig) -> Any:
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False),
     )
     coordinator: Any = actor.remote(config)
-    ray.get(
-        coordinator.outcome.remote(), timeout=_START_SECONDS
-    )  # an error in its constructor would only hang the agents
+    try:
+        # An error in its constructor would only hang the agents.
+        ray.get(coordinator.outcome.remote(), timeout=_START_SECONDS)
+    except GetTimeoutError:
+        raise EnvironmentProblem(
+            f"Ray did not start the run's coordinator, an actor on the driver's node, within {_START_SECONDS:.0f} s; "
+            f"see whether that node is overloaded, and what Ray's logs say"
+        ) from None
     return coordinator
 
 
