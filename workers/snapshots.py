@@ -87,7 +87,8 @@ class SnapshotWriter:
         if self._layout is None or not self._layout.fits(captured.tensors, captured.document):
             self._layout = image.plan(captured.tensors, captured.document)
         try:
-            index = self._free_slot(self._layout.image_bytes, wait_seconds)
+            # What only stays in memory leaves a slot for the next save.
+            index = self._free_slot(self._layout.image_bytes, wait_seconds, spare=0 if durable else 1)
             if index is None:
                 self._send("skipped", step=step, durable=durable, reason="no snapshot slot was free")
                 return False
@@ -128,14 +129,14 @@ class SnapshotWriter:
         assert self._keeper is not None
         return fetch(self._keeper, self._orders.rank, generation, step, mapped=slots, alive=self._page.beat)
 
-    def _free_slot(self, image_bytes: int, wait_seconds: float) -> int | None:
+    def _free_slot(self, image_bytes: int, wait_seconds: float, *, spare: int) -> int | None:
         if len(self._slots) < self._orders.snapshot_slots or any(slot.capacity < image_bytes for slot in self._slots):
             self._replace_slots(image_bytes)
         deadline = time.monotonic() + wait_seconds
         while True:
-            for index, slot in enumerate(self._slots):
-                if slot.state is SlotState.FREE:
-                    return index
+            free = [index for index, slot in enumerate(self._slots) if slot.state is SlotState.FREE]
+            if len(free) > spare:
+                return free[0]
             if time.monotonic() >= deadline:
                 return None
             self._page.beat()
