@@ -24,9 +24,10 @@ class RecoveryConfig:
     keep_last_min: how many of them are kept also when the disk is full and the next save needs the room.
     max_failures: failures of one cause that the run survives between two checkpoints: a number for every cause, or a
     mapping, e.g. {"signal": 20, "hang": 2}; for other causes, or with None, a run that makes no progress is stopped.
-    snapshot_slots: snapshots that each rank may hold in memory at once; each takes as much memory as its shard. With
-    three the newest is kept, and newer ones taken, also while a save is being written; with two none can be taken then
-    but the first. Two are enough if snapshot_every_steps is None.
+    snapshot_slots: snapshots that each rank may hold in memory at once; each takes as much memory as its shard. Three:
+    the newest, a newer one that is not complete on all ranks yet, and one for the next save. While a save is written it
+    takes one more, so with three one newer snapshot is kept meanwhile, and with four they go on being taken. Two are
+    enough if snapshot_every_steps is None.
     memory_fraction_max: the part of a node's memory that may be in use with all snapshots in place; 0 to 1.
     verify_saves: whether each shard is read back and compared before its save counts; without, a checkpoint that the
     storage has damaged is noticed when it is restored, and passed over then.
@@ -45,7 +46,7 @@ class RecoveryConfig:
     sigterm_seconds: how long a process that was sent SIGTERM is still there; a save and the move elsewhere must fit.
     takeover_seconds: how long a new driver waits for the processes of an earlier one to end.
     on_bad_loss: what happens when a loss or gradient norm that the loop gives to `session.end_step` is bad. "stop" ends
-    the run with an error; "rollback" goes back to the newest checkpoint and passes over the batches of that step.
+    the run with an error; "rollback" goes back to the newest saved state and passes over the batches of that step.
     loss_spike_factor: a loss or gradient norm above this factor times the median of the last 50 counts as bad; with
     None only one that is not finite does.
     record_samples: whether the ids of consumed samples are written to the run directory.

@@ -114,9 +114,9 @@ def create_generation(
 
 def origin_name(record: Mapping[str, Any]) -> str | None:
     """What probation calls the state that a generation, given as its record's fields, began from."""
-    if record["source"] == "memory":
-        return lineage.memory_name(record["parent_generation"], record["restored_step"])
     parent: str | None = record["parent"]
+    if record["source"] == "memory" and parent is None:
+        return lineage.memory_name(record["parent_generation"], record["restored_step"])
     return parent
 
 

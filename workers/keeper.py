@@ -158,7 +158,7 @@ class Keeper:
         match message["kind"]:
             case "slots":
                 with self._lock:
-                    found = memory.adopt([Slot.from_fd(fd) for fd in fds])
+                    found = memory.adopt([Slot.from_fd(fd) for fd in fds], fresh=message["fresh"])
                 for held in found:
                     memory.work(partial(self._digest, memory, held))
             case "snapshot":

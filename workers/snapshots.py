@@ -92,13 +92,14 @@ class SnapshotWriter:
         began_at = time.monotonic()
         told: dict[str, Any] = {"step": step, "durable": durable}
         try:
-            if wait_seconds is None and not self._may_get_slot():
+            spare = 0 if durable else 1  # what only stays in memory leaves a slot for the next save
+            if wait_seconds is None and not self._may_get_slot(spare):
                 return self._skip(_NO_SLOT, told)
             captured = capture()
             document = to_bytes(captured.whole_document())
             if self._layout is None or not self._layout.fits(captured.tensors, document):
                 self._layout = image.plan(captured.tensors, captured.whole_document())
-            index = self._free_slot(self._layout.image_bytes, wait_seconds or 0.0)
+            index = self._free_slot(self._layout.image_bytes, wait_seconds or 0.0, spare)
             if index is None:
                 return self._skip(_NO_SLOT, told)
             slot = self._slots[index]
@@ -168,23 +169,25 @@ class SnapshotWriter:
         self._send("skipped", reason=reason, **told)
         return False
 
-    def _may_get_slot(self) -> bool:
-        """False if it is known without a look at the state that none is free."""
-        complete = len(self._slots) == self._orders.snapshot_slots
-        return not complete or any(slot.state is SlotState.FREE for slot in self._slots)
+    def _may_get_slot(self, spare: int) -> bool:
+        """False if it is known without a look at the state that no more than `spare` are free."""
+        return len(self._slots) < self._orders.snapshot_slots or len(self._free_slots()) > spare
 
-    def _free_slot(self, image_bytes: int, wait_seconds: float) -> int | None:
+    def _free_slot(self, image_bytes: int, wait_seconds: float, spare: int) -> int | None:
         if len(self._slots) < self._orders.snapshot_slots or any(slot.capacity < image_bytes for slot in self._slots):
             self._replace_slots(image_bytes)
         deadline = time.monotonic() + wait_seconds
         while True:
-            for index, slot in enumerate(self._slots):
-                if slot.state is SlotState.FREE:
-                    return index
+            free = self._free_slots()
+            if len(free) > spare:
+                return free[0]
             if time.monotonic() >= deadline:
                 return None
             self._page.beat()
             time.sleep(_POLL_SECONDS)
+
+    def _free_slots(self) -> list[int]:
+        return [index for index, slot in enumerate(self._slots) if slot.state is SlotState.FREE]
 
     def _replace_slots(self, image_bytes: int) -> None:
         """Fresh slots of the right size; the keeper finishes with the old ones and drops them."""
@@ -193,7 +196,7 @@ class SnapshotWriter:
         for slot in old:
             self._copier.forget(slot)
             slot.close()
-        self._send("slots", fds=tuple(slot.fd for slot in self._slots))
+        self._send("slots", fds=tuple(slot.fd for slot in self._slots), fresh=True)
 
     def reconnect_if_lost(self) -> None:
         """Notice that the keeper has died, and hand the slots to its successor once that listens; never waits."""
@@ -232,7 +235,7 @@ class SnapshotWriter:
             raise OSError("the keeper closed the connection")
         self._keeper = keeper
         if self._slots:
-            self._send("slots", fds=tuple(slot.fd for slot in self._slots))
+            self._send("slots", fds=tuple(slot.fd for slot in self._slots), fresh=False)
         else:
             self._slots = [Slot.from_fd(fd) for fd in answer[1]]
 

@@ -85,6 +85,7 @@ def choose(
     generations, checkpoints, unfinished = tuple(generations), tuple(checkpoints), tuple(unfinished)
     rungs = eligible(generations, (*checkpoints, *([_as_rung(memory)] if memory else ())))
     doubtful = _with_descendants(rungs, generations, suspects)
+    committed = {(rung.generation, rung.step) for rung in rungs if rung.name != (memory and memory.name)}
     for against in ({**doubtful, **rejected}, rejected):
         passed: list[tuple[str, str]] = []
         for rung in rungs:
@@ -94,7 +95,8 @@ def choose(
                 return FromMemory(memory=memory, parent=parent, passed=tuple(passed))
             if rung.name not in against:
                 return Restore(name=rung.name, generation=rung.generation, step=rung.step, passed=tuple(passed))
-            passed.append((rung.name, against[rung.name]))
+            if memory is None or rung.name != memory.name or (rung.generation, rung.step) not in committed:
+                passed.append((rung.name, against[rung.name]))  # else the same state follows, as a checkpoint
     if checkpoints:
         named = {name for name, _ in passed}
         rolled_back = _newest_first(checkpoint for checkpoint in checkpoints if checkpoint.name not in named)
