@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from workers.checkpoint.document import to_bytes
 from workers.checkpoint.image import ImageLayout
-from workers.checkpoint.slots import Slot
+from workers.checkpoint.slots import Slot, SlotState
 from workers.checkpoint.tensors import CapturedState
 from workers.streams import CopyStream, Mark
 
@@ -179,6 +179,8 @@ class Copier:
                 done(copy)
             except BaseException as error:
                 copy.error = error
+                if slot.state is SlotState.WRITING:
+                    slot.release()
             finally:
                 copy.asked_for.set()
                 copy.finished.set()

@@ -11,6 +11,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch import nn
 from workers.checkpoint import image
 from workers.checkpoint.document import to_bytes
 from workers.checkpoint.slots import Slot
+from workers.checkpoint.tensors import CapturedState
 from workers.overlap import Copier
 from workers.state.identity import Identity
 from workers.state.training import Progress, TrainingState
@@ -51,28 +53,33 @@ def measure(tensors: int, rounds: int) -> dict[str, Any]:
     slot: Slot | None = None
     found: dict[str, list[float]] = {name: [] for name in ("capture", "document", "check", "begin", "copy", "boundary")}
 
-    def timed(name: str, work: Callable[[], Any]) -> Any:
+    def timed(name: str, work: Callable[..., Any], *arguments: Any) -> Any:
         began = time.perf_counter()
-        result = work()
+        result = work(*arguments)
         found[name].append(time.perf_counter() - began)
         return result
 
+    def begin(captured: CapturedState, document: bytes) -> None:
+        assert layout is not None and slot is not None
+        nothing = {"before_group": lambda *_: None, "done": lambda _: None}
+        copier.begin(layout, captured, document, slot, began_at=time.monotonic(), beside=True, **nothing)
+
     for number in range(rounds + 1):
         began = time.perf_counter()
-        captured = timed("capture", lambda: state.capture(PROGRESS, identity, turn=0))
-        document = timed("document", lambda: to_bytes(captured.whole_document()))
-        if layout is None or slot is None or not timed("check", lambda: layout.fits(captured.tensors, document)):
-            assert number == 0
+        captured = timed("capture", partial(state.capture, turn=0), PROGRESS, identity)
+        document = timed("document", to_bytes, captured.whole_document())
+        if layout is None or slot is None:
             layout = image.plan(captured.tensors, captured.whole_document())
             slot = Slot.create(layout.image_bytes)
+        assert timed("check", layout.fits, captured.tensors, document)
         slot.begin(rank=0, generation=1, step=number)
-        arguments = {"began_at": time.monotonic(), "beside": True, "done": lambda copy: None}
-        timed("begin", lambda: copier.begin(layout, captured, document, slot, before_group=lambda *_: None, **arguments))
+        timed("begin", begin, captured, document)
         found["boundary"].append(time.perf_counter() - began)
         timed("copy", copier.settle)
         slot.release()
     copier.close()
     count = len(captured.tensors)
+    assert slot is not None
     copier.forget(slot)
     slot.close()
     per_tensor = {f"{name}_microseconds": 1e6 * min(times[-rounds:]) / count for name, times in found.items()}

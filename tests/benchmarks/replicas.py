@@ -3,8 +3,8 @@
     python tests/benchmarks/replicas.py [--replicated-mib 64 256 1024] [--saves 30] [--json]
 
 Two ranks hold the same parameters and optimizer state under DDP, in tensors of 2 MiB, as much as is said each. At the
-same moment both capture their state and copy their half of it into a snapshot slot: that is how long the training loop
-stands still. Saves with and without the check alternate. A save digests up to 256 MiB, however much there is.
+same moment both capture their state and copy their half of it into a snapshot slot, all at once, as for a save that the
+loop waits for. Saves with and without the check alternate. A save digests up to 256 MiB, however much there is.
 """
 
 import argparse

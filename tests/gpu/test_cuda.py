@@ -17,13 +17,19 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
 from fakes import DEADLINE_SECONDS, Rig, make_orders
 from memory_source import MemoryCheckpoint, bits
 
+from workers.checkpoint import image
+from workers.checkpoint.document import to_bytes
+from workers.checkpoint.header import parse_header
+from workers.checkpoint.slots import Slot
 from workers.checkpoint.tensors import NamedTensor
 from workers.errors import ResumeMismatch
 from workers.forks import ZygoteClient
+from workers.overlap import Copier
 from workers.state.identity import Identity
 from workers.state.pieces import Piece
 from workers.state.replicas import Holdings
 from workers.state.training import Progress, TrainingState
+from workers.streams import CudaStream, stream_for
 
 pytestmark = pytest.mark.gpu
 
@@ -177,3 +183,87 @@ def test_a_replica_on_a_gpu_has_the_digests_of_the_same_bytes_on_the_cpu() -> No
 
     assert digests(values.cuda()) == digests(values)
     assert digests(values.cuda().t()) == digests(values.t())
+
+
+def snapshot_while_training(run: Run, beside: bool) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """What a snapshot holds whose copy was begun right before more steps, and what it should hold."""
+    captured = run.state.capture(PROGRESS, Identity({}))
+    expected = {named.name: bits(named.tensor.cpu()) for named in captured.tensors}
+    layout = image.plan(captured.tensors, captured.document)
+    slot = Slot.create(layout.image_bytes)
+    copier = Copier(stream_for(torch.device("cuda")), lambda: None)
+    saved: dict[str, bytes] = {}
+    try:
+        for step in range(3):
+            captured = run.state.capture(PROGRESS, Identity({}))
+            expected = {named.name: bits(named.tensor.cpu()) for named in captured.tensors}
+            slot.begin(rank=0, generation=1, step=step)
+            copier.begin(
+                layout,
+                captured,
+                to_bytes(captured.document),
+                slot,
+                began_at=0.0,
+                beside=beside,
+                before_group=lambda copied, total: None,
+                done=lambda copy: None,
+            )
+            run.train(2)
+            copy = copier.settle()
+            assert copy is not None
+            assert copy.changed == []
+            parsed = parse_header(slot.image[: slot.image_bytes])
+            saved = {name: bytes(slot.image[one.start : one.stop]) for name, one in parsed.tensors.items()}
+            assert sorted(name for name in expected if saved[name] != expected[name]) == []
+            slot.release()
+    finally:
+        copier.close()
+        copier.forget(slot)
+        slot.close()
+    return saved, expected
+
+
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"capturable": True}], ids=str)
+def test_a_snapshot_copied_beside_the_next_steps_is_of_its_boundary(beside: bool, options: dict[str, Any]) -> None:
+    run = Run()
+    run.optimizer = torch.optim.AdamW(run.model.parameters(), lr=1e-2, **options)
+    run.state = TrainingState(0, 1)
+    run.state.track(model=run.model, optimizer=run.optimizer, scaler=run.scaler, scheduler=None, data=None)
+    run.train(4)
+    saved, expected = snapshot_while_training(run, beside)
+    assert saved.keys() == expected.keys()
+
+
+def test_a_large_snapshot_is_copied_while_the_device_goes_on_and_holds_the_optimizer_back() -> None:
+    run = Run()
+    run.model = nn.Linear(4096, 16384, bias=False).cuda()  # 256 MiB, and twice as much state
+    run.optimizer = torch.optim.AdamW(run.model.parameters(), lr=1e-2)
+    run.state = TrainingState(0, 1)
+    run.state.track(model=run.model, optimizer=run.optimizer, scheduler=None, data=None)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            run.model(torch.randn(8, 4096, device="cuda")).square().mean().backward()
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+
+    run.train = train  # type: ignore[method-assign]
+    train(1)
+    saved, expected = snapshot_while_training(run, True)
+    assert saved.keys() == expected.keys()
+
+
+def test_slots_are_page_locked_once_and_can_be_locked_again_after_they_were_let_go() -> None:
+    stream = CudaStream(torch.device("cuda", 0))
+    slot = Slot.create(1 << 20)
+    memory = torch.frombuffer(slot.image, dtype=torch.uint8)
+    try:
+        for _ in range(2):
+            stream.pin(slot)
+            assert memory.is_pinned()
+            stream.unpin(slot)
+            assert not memory.is_pinned()
+    finally:
+        del memory
+        slot.close()

@@ -165,7 +165,7 @@ class Slot:
             self._change(SlotState.COMPLETE)
 
     def release(self) -> None:
-        """Any state -> FREE. For WRITING and TORN only once the rank that wrote it is known to be dead."""
+        """Any state -> FREE. For WRITING and TORN by the rank itself, or once that is known to be dead."""
         self._write(SlotState.FREE, rank=0, generation=0, step=0, image_bytes=0)
 
     def close(self) -> None:

@@ -6,9 +6,9 @@ stored once over all ranks; each other plain tensor, buffers above all (BatchNor
 belongs to its rank. A restore writes into the live tensors, so views, optimizers and shards of them stay valid.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import eq, is_
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -21,8 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 from workers.checkpoint.document import Unchanging
 from workers.errors import CallerError
 from workers.state import tree
-from workers.state.pieces import Lookup, Memories, Piece, Restorer, canonical_name, check_same, own_name, piece
+from workers.state.pieces import Lookup, Piece, Restorer, canonical_name, check_same, own_name, piece
+from workers.state.sameness import Contents, Memories
 
+_CONTENTS = (attrgetter("_parameters"), attrgetter("_buffers"), attrgetter("_modules"))
+_TRANSIENT = attrgetter("_non_persistent_buffers_set")
 _TRANSPARENT_CHILDREN = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
@@ -141,54 +144,25 @@ def _ties(found: list[Member]) -> dict[str, str]:
     return {member.name: first for member in found if (first := first_names[id(member.tensor)]) != member.name}
 
 
-@dataclass(frozen=True, slots=True)
-class _Module:
-    """What a module consisted of when it was looked at."""
-
-    module: nn.Module
-    parameters: dict[str, Any]
-    buffers: dict[str, Any]
-    children: dict[str, Any]
-    transient: set[str]
-
-    def is_same(self) -> bool:
-        module = self.module
-        return (
-            _same_items(module._parameters, self.parameters)
-            and _same_items(module._buffers, self.buffers)
-            and _same_items(module._modules, self.children)
-            and module._non_persistent_buffers_set == self.transient
-        )
-
-
-def _same_items(live: Mapping[str, Any], seen: dict[str, Any]) -> bool:
-    return len(live) == len(seen) and (
-        not seen or (all(map(is_, live.values(), seen.values())) and all(map(eq, live, seen)))
-    )
-
-
 class _Walk:
     """A model as it is now: its tensors, and the modules that keep extra state, by name."""
 
     def __init__(self, module: nn.Module, prefix: str) -> None:
         self.members: list[Member] = []
         self.extra: list[tuple[str, nn.Module]] = []
-        self._modules: list[_Module] = []
+        self._modules: list[nn.Module] = []
         self._visit(module, prefix, None)
+        self._contents = [(look, Contents([*map(look, self._modules)])) for look in _CONTENTS]
+        self._transient = [set(module._non_persistent_buffers_set) for module in self._modules]
 
     def is_same(self) -> bool:
-        return all(map(_Module.is_same, self._modules))
+        return (
+            all(contents.are([*map(look, self._modules)]) for look, contents in self._contents)
+            and [*map(_TRANSIENT, self._modules)] == self._transient
+        )
 
     def _visit(self, module: nn.Module, prefix: str, replicas: "_Replicas | None") -> None:
-        self._modules.append(
-            _Module(
-                module,
-                dict(module._parameters),
-                dict(module._buffers),
-                dict(module._modules),
-                set(module._non_persistent_buffers_set),
-            )
-        )
+        self._modules.append(module)
         if isinstance(module, DistributedDataParallel):
             self._visit(module.module, prefix, _Replicas(module, prefix))
             return

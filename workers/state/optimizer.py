@@ -12,7 +12,7 @@ that is plain although its parameter is sharded (`step`) belongs to its rank.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from operator import eq, is_
+from operator import is_
 from typing import Any
 
 import torch
@@ -22,7 +22,8 @@ from workers.checkpoint.document import Unchanging
 from workers.errors import CallerError
 from workers.state import tree
 from workers.state.model import Member, ModelPart, stored_name
-from workers.state.pieces import Lookup, Memories, Piece, Restorer, canonical_name, piece
+from workers.state.pieces import Lookup, Piece, Restorer, canonical_name, piece
+from workers.state.sameness import Contents, Memories
 
 _NATIVE_KEYS = ("state", "param_groups")
 _PLAIN = (int, float, bool, str, type(None))  # compared by identity: a changed one is another object
@@ -79,29 +80,25 @@ class _Plan:
         self.pieces: list[Piece] = []
         self.document = Unchanging()
         self.state: dict[str, torch.Tensor] = {}  # by stored name
-        self._states = [
-            (member.tensor, dict(found)) for member in named.parameters.values() if (found := state.get(member.tensor))
-        ]
-        self._unborn = [one.tensor for one in named.parameters.values() if not state.get(one.tensor)]
-        values = [value for _, found in self._states for value in found.values()]
-        tensors = [value for value in values if isinstance(value, torch.Tensor)]
-        self._memories = Memories(tensors)
+        self._parameters = [member.tensor for member in named.parameters.values()]
+        states = self._states(state)
+        self._contents = Contents(states)
+        values = [value for found in states for value in found.values()]
+        self._memories = Memories([value for value in values if isinstance(value, torch.Tensor)])
         # What is in a list may change while the list stays: that is looked up each time.
         self._changes_unseen = any(type(value) not in _PLAIN for value in values if not isinstance(value, torch.Tensor))
         self._with_rest: tuple[list[Piece], list[Piece]] = ([], [])
 
     def holds(self, named: _Named, state: Mapping[Any, Any]) -> bool:
-        if named is not self.named or self._changes_unseen:
-            return False
-        for parameter, seen in self._states:
-            live = state.get(parameter, _NO_STATE)
-            if (
-                len(live) != len(seen)
-                or not all(map(is_, live.values(), seen.values()))
-                or not all(map(eq, live, seen))
-            ):
-                return False
-        return not any(map(state.get, self._unborn)) and self._memories.are_at(self._memories.tensors)
+        return (
+            named is self.named
+            and not self._changes_unseen
+            and self._contents.are(self._states(state))
+            and self._memories.are_at(self._memories.tensors)
+        )
+
+    def _states(self, state: Mapping[Any, Any]) -> list[Mapping[Any, Any]]:
+        return [state.get(parameter, _NO_STATE) for parameter in self._parameters]  # not `state[...]`: a defaultdict
 
     def pieces_with(self, rest: list[Piece]) -> list[Piece]:
         """Both; the same list for the same ones."""
@@ -193,17 +190,17 @@ class OptimizerPart:
 
     def step_counts(self) -> list[list[float]]:
         """The distinct values of `step` in the state, each with how many parameters have it."""
-        states = [state for state in self._optimizer.state.values() if isinstance(state, dict)]
-        alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-        values: list[float] = []
-        for step in (state["step"] for state in states if "step" in state):
-            if type(step) is torch.Tensor and step.ndim == 0:
-                alike.setdefault((step.device, step.dtype), []).append(step)
-            else:
-                values.append(float(step))
-        for together in alike.values():  # one by one they would be as many waits for a GPU
-            values += map(float, torch.stack(together).tolist())
-        return [[step, count] for step, count in sorted(Counter(values).items())]
+        values: list[Any] = []
+        on_device: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+        for state in self._optimizer.state.values():
+            step = state.get("step") if isinstance(state, dict) else None
+            if type(step) is torch.Tensor and not step.is_cpu and step.ndim == 0:
+                on_device.setdefault((step.device, step.dtype), []).append(step)
+            elif step is not None:
+                values.append(step)
+        for together in on_device.values():  # one by one they would be as many waits for the device
+            values += torch.stack(together).tolist()
+        return [[step, count] for step, count in sorted(Counter(map(float, values)).items())]
 
     def state_tensors(self) -> list[torch.Tensor]:
         states = [state for state in self._optimizer.state.values() if isinstance(state, dict)]
@@ -251,7 +248,7 @@ class OptimizerPart:
     def _new_plan(self, named: _Named) -> _Plan:
         plan = _Plan(named, self._optimizer.state)
         for member in named.parameters.values():
-            state = self._optimizer.state.get(member.tensor)  # not `state[...]`: it is a defaultdict
+            state = self._optimizer.state.get(member.tensor)
             if not state:
                 continue
             spread = member.replicas

@@ -9,7 +9,6 @@ parameters under DDP). Every other tensor belongs to its rank, for what merely o
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from workers.checkpoint.tensors import NamedTensor, TensorSource
 from workers.errors import CallerError, CheckpointDamaged
+from workers.state.sameness import Memories
 from workers.state.tree import TensorRef, dtype_name, layout_key, local_part
 
 
@@ -51,35 +51,6 @@ def piece(name: str, tensor: torch.Tensor, *, rank: int, replicas: tuple[int, ..
     global_shape = (*tensor.shape, *local.shape[tensor.ndim :])
     holders = _holders(tensor) if isinstance(tensor, DTensor) else replicas or (rank,)
     return Piece(NamedTensor(name=name, tensor=local, global_shape=global_shape, offsets=offsets), holders)
-
-
-class Memories:
-    """Tensors, and where this rank's parts of them lie: what was planned with them holds while these are the same.
-
-    Exact: `tensor.data = other`, `resize_`, and another view of the same memory keep the object, and are noticed.
-    """
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self.tensors = tensors
-        self._parts = [local_part(tensor) for tensor in tensors]
-        self._dtypes = [part.dtype for part in self._parts]
-        self._sharded = any(isinstance(tensor, DTensor) for tensor in tensors)
-
-    def are(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether these are the same objects, and lie where they did."""
-        return len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors)) and self.are_at(tensors)
-
-    def are_at(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether these, as many, lie where the known ones did, in whatever objects."""
-        if self._sharded:
-            with torch.no_grad():
-                tensors = [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
-        try:
-            return all(map(torch.Tensor.is_set_to, tensors, self._parts)) and (
-                list(map(attrgetter("dtype"), tensors)) == self._dtypes
-            )
-        except RuntimeError:  # it went to another device
-            return False
 
 
 class Lookup:

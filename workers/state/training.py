@@ -259,7 +259,6 @@ class _Plan:
         self._seen: dict[str, list[Piece]] = {}
         self._alone: dict[str, list[NamedTensor]] = {}
         self._shared: list[NamedTensor] = []
-        self._names: list[str] = []
 
     def update(self, found: dict[str, list[Piece]], optimizers: list[OptimizerPart]) -> None:
         """Raises StateNotStorable for two tensors of one name."""
@@ -280,17 +279,22 @@ class _Plan:
             silent = {name for part in optimizers if not part.announces_steps for name in part.parameter_names()}
             announced = [item for part in optimizers for item in part.steady().items()]
             self.steady = {name: tensor for name, tensor in announced if name not in silent}
-        alone = [named for name in found for named in self._alone.get(name, ())]
-        self.tensors = [*self._shared, *alone]
-        self._check_names()
+        before, self.tensors = self.tensors, [*self._shared]
+        for name in found:
+            self.tensors += self._alone.get(name, [])
+        if len(self.tensors) != len(before) or not all(map(_same_name, self.tensors, before)):
+            _check_names([each.name for each in self.tensors])
         self._seen = found
 
-    def _check_names(self) -> None:
-        names = [each.name for each in self.tensors]
-        if names != self._names and len(set(names)) != len(names):
-            twice = next(name for name, times in Counter(names).items() if times > 1)
-            raise StateNotStorable(f"{twice}: two tracked tensors have this name; rename one of their keys")
-        self._names = names
+
+def _same_name(one: NamedTensor, other: NamedTensor) -> bool:
+    return one is other or one.name == other.name
+
+
+def _check_names(names: list[str]) -> None:
+    if len(set(names)) != len(names):
+        twice = next(name for name, times in Counter(names).items() if times > 1)
+        raise StateNotStorable(f"{twice}: two tracked tensors have this name; rename one of their keys")
 
 
 def _is_torch_loader(part: Part) -> bool:
