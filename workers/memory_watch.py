@@ -109,7 +109,7 @@ class MemoryWatch:
             group_rss_bytes=group_bytes,
             group_peak_bytes=self._group_peak_bytes,
             available_bytes=self._available_bytes(),
-            limit_bytes=self._limit_bytes(),
+            limit_bytes=limit_bytes(self._memory_cgroup) if self._memory_cgroup is not None else None,
         )
         return self._seen
 
@@ -141,26 +141,7 @@ class MemoryWatch:
     def _find_cgroup(self) -> None:
         """The rank's memory control group; the one that was found before, once the rank is gone."""
         assert self._rank is not None
-        for line in _read(self._proc / str(self._rank.pid) / "cgroup").splitlines():
-            hierarchy, controllers, path = [*line.split(":", 2), "", ""][:3]
-            if "memory" in controllers.split(","):
-                root = self._cgroup / "memory"
-            elif hierarchy == "0" and (self._cgroup / "cgroup.controllers").exists():
-                root = self._cgroup
-            else:
-                continue
-            # In a container the path may be the host's, and what is mounted the container's own.
-            candidates = (root / path.lstrip("/"), root)
-            self._memory_cgroup = next((one for one in candidates if one.is_dir()), None)
-
-    def _limit_bytes(self) -> int | None:
-        if self._memory_cgroup is None:
-            return None
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            text = _read(self._memory_cgroup / name).strip()
-            if text.isdecimal():
-                return int(text) if int(text) < _UNLIMITED_BYTES else None
-        return None
+        self._memory_cgroup = find_cgroup(self._rank.pid, self._proc, self._cgroup) or self._memory_cgroup
 
     def _read_status(self, process: ProcessId) -> tuple[int, int] | None:
         """Resident bytes and their peak; None if the process is gone."""
@@ -170,6 +151,43 @@ class MemoryWatch:
 
     def _available_bytes(self) -> int:
         return (_field(_read(self._proc / "meminfo"), "MemAvailable:") or 0) * 1024
+
+
+def find_cgroup(pid: int, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> Path | None:
+    """The directory of a process's memory control group; None if it has none, or the process is gone."""
+    found = None
+    for line in _read(proc / str(pid) / "cgroup").splitlines():
+        hierarchy, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if "memory" in controllers.split(","):
+            root = cgroup / "memory"
+        elif hierarchy == "0" and (cgroup / "cgroup.controllers").exists():
+            root = cgroup
+        else:
+            continue
+        # In a container the path may be the host's, and what is mounted the container's own.
+        candidates = (root / path.lstrip("/"), root)
+        found = next((one for one in candidates if one.is_dir()), None)
+    return found
+
+
+def limit_bytes(group: Path) -> int | None:
+    """What the processes of a memory control group may use together; None for no limit."""
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        text = _read(group / name).strip()
+        if text.isdecimal():
+            return int(text) if int(text) < _UNLIMITED_BYTES else None
+    return None
+
+
+def used_bytes(group: Path) -> int:
+    """What they use now, without the page cache that the kernel would drop first."""
+    for name in ("memory.current", "memory.usage_in_bytes"):
+        text = _read(group / name).strip()
+        if text.isdecimal():
+            statistics = _read(group / "memory.stat")
+            cached = _field(statistics, "total_inactive_file") or _field(statistics, "inactive_file") or 0
+            return max(0, int(text) - cached)
+    return 0
 
 
 def _read(path: Path) -> str:

@@ -60,7 +60,7 @@ def take_stacks(rank: ProcessId, last_words_fd: int, *, timeout_seconds: float =
     """Of a rank and its process group. Raises OSError, with the reason, if nothing can be learnt of the rank."""
     leader = rank.pid
     try:
-        threads = _dump(leader, timeout_seconds)
+        threads = trace(leader, timeout_seconds)
     except OSError as error:
         answer = last_words.ask(rank, last_words_fd, timeout_seconds=_ANSWER_SECONDS)
         if not answer:
@@ -71,14 +71,15 @@ def take_stacks(rank: ProcessId, last_words_fd: int, *, timeout_seconds: float =
     for pid in others[: _PROCESSES_MAX - 1]:
         texts.append(f"process {pid}, of the rank's group")
         try:
-            texts += map(_thread_text, _dump(pid, timeout_seconds))
+            texts += map(_thread_text, trace(pid, timeout_seconds))
         except OSError as error:
             texts.append(f"  {error}\n")
     loop: list[dict[str, Any]] = next((thread["frames"] for thread in threads if thread["os_thread_id"] == leader), [])
     return Stacks(text="\n".join(texts), where=_users_place(loop), in_collective=_in_collective(loop))
 
 
-def _dump(pid: int, timeout_seconds: float) -> list[dict[str, Any]]:
+def trace(pid: int, timeout_seconds: float) -> list[dict[str, Any]]:
+    """The threads of one process, as py-spy describes them. Raises OSError, with the reason, if it cannot."""
     problem = ""
     for options in _TRIES:
         try:
