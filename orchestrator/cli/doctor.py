@@ -7,7 +7,7 @@ removes again, also when it is interrupted or told to end.
 import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -153,7 +153,7 @@ def _as_json(
 
 
 @contextmanager
-def _progress() -> Iterator[Any]:
+def _progress() -> Iterator[Callable[[str], None]]:
     """On a terminal, say what is being measured; on standard error, so that the output can be piped."""
     console = Console(file=sys.stderr)
     with console.status("") as status:

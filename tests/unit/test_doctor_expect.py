@@ -48,6 +48,15 @@ def test_ranks_of_a_node_share_its_memory_bandwidth_and_its_storage() -> None:
     assert together.save_seconds.least == pytest.approx(8 * 7.5 + 2.5)
 
 
+def test_many_ranks_that_read_a_checkpoint_share_the_memory_bandwidth_too() -> None:
+    found = expect(replace(ONE_RANK, ranks=32, ranks_per_node=32), SPEEDS)
+    # read 10, rank / (40 / 32) twice, digest 2 x rank / 20
+    rank = 10 / 32
+    assert found.recovery_storage_seconds.least == pytest.approx(
+        RESTART_RANK_SECONDS + 10 + 2 * rank / 1.25 + rank / 10
+    )
+
+
 def test_fewer_cpus_than_ranks_slow_the_digests_down() -> None:
     scale = replace(ONE_RANK, ranks=4, ranks_per_node=4)
     many, few = expect(scale, SPEEDS), expect(scale, replace(SPEEDS, cpus=2))

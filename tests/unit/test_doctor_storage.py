@@ -4,6 +4,7 @@ import errno
 import mmap
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,6 +66,54 @@ class RenamesByCopying(LocalStore):
         self.unlink(source)
 
 
+class RenamesWatched(LocalStore):
+    """Between the steps of its rename it waits until the names were looked at, unless nobody looks any more."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._looks = threading.Semaphore(0)
+
+    def exists(self, path: str) -> bool:
+        self._looks.release()
+        return super().exists(path)
+
+    def wait_for_looks(self) -> None:
+        while self._looks.acquire(blocking=False):
+            pass
+        for _ in range(5):
+            if not self._looks.acquire(timeout=0.2):
+                return
+
+
+class RenamesWithBothNames(RenamesWatched):
+    def move(self, source: str, target: str) -> None:
+        if self.local_path(source).is_dir():
+            return super().move(source, target)
+        os.link(self.local_path(source), self.local_path(target))
+        self.wait_for_looks()
+        self.unlink(source)
+
+
+class RenamesWithNoName(RenamesWatched):
+    def move(self, source: str, target: str) -> None:
+        if self.local_path(source).is_dir():
+            return super().move(source, target)
+        super().move(source, f"{target}.between")
+        self.wait_for_looks()
+        super().move(f"{target}.between", target)
+
+
+class RenamesBeforeAllIsThere(RenamesWatched):
+    def move(self, source: str, target: str) -> None:
+        if self.local_path(source).is_dir():
+            return super().move(source, target)
+        content = self.read_bytes(source)
+        os.truncate(self.local_path(source), len(content) // 2)
+        super().move(source, target)
+        self.wait_for_looks()
+        self.local_path(target).write_bytes(content)
+
+
 class RenamesKeepTheOldName(LocalStore):
     def move(self, source: str, target: str) -> None:
         os.link(self.local_path(source), self.local_path(target))
@@ -97,23 +146,28 @@ class FlipsABit(LocalStore):
 
 
 @pytest.mark.parametrize(
-    ("store", "name"),
+    ("store", "name", "told"),
     [
-        (LinksOverwrite, "storage.link"),
-        (LinksOverwrite, "storage.race"),
-        (LinksRefused, "storage.link"),
-        (RenamesByCopying, "storage.rename"),
-        (RenamesKeepTheOldName, "storage.rename"),
-        (CreatesTwice, "storage.exclusive"),
-        (DirectoriesNotSynced, "storage.sync_dir"),
-        (ListsLate, "storage.listing"),
-        (FlipsABit, "storage.read_back"),
+        (LinksOverwrite, "storage.link", "linked once more"),
+        (LinksOverwrite, "storage.race", "succeeded"),
+        (LinksRefused, "storage.link", "not permitted"),
+        (RenamesByCopying, "storage.rename", "while a file was renamed"),
+        (RenamesWithBothNames, "storage.rename", "both names were there"),
+        (RenamesWithNoName, "storage.rename", "neither name was there"),
+        (RenamesBeforeAllIsThere, "storage.rename", "held a part of it"),
+        (RenamesKeepTheOldName, "storage.rename", ""),
+        (CreatesTwice, "storage.exclusive", "created once more"),
+        (DirectoriesNotSynced, "storage.sync_dir", "Invalid argument"),
+        (ListsLate, "storage.listing", "lists 19"),
+        (FlipsABit, "storage.read_back", "other bytes"),
     ],
 )
 def test_a_storage_that_misbehaves_is_caught(
-    store: type[LocalStore], name: str, tmp_path: Path, data: mmap.mmap
+    store: type[LocalStore], name: str, told: str, tmp_path: Path, data: mmap.mmap
 ) -> None:
-    assert name in problems(tmp_path, data, store)
+    found = problems(tmp_path, data, store)
+    assert name in found
+    assert told in found[name]
 
 
 class Full(LocalStore):
