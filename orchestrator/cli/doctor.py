@@ -126,7 +126,7 @@ def _expect(scale: Scale, facts: Facts) -> Expectation | None:
             hash=memory.hash.median,
             write=write.median,
             read_back=read_back.median,
-            read=storage.read_cold.median,
+            read=read_back.median,
             sync_seconds=storage.sync_file.median + storage.sync_dir.median,
         ),
     )
