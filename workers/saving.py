@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import torch
 
+from workers.checkpoint.held import HeldShards
 from workers.checkpoint.tensors import CapturedState
 from workers.heartbeat import HeartbeatPage
 from workers.orders import RankOrders
@@ -61,6 +62,10 @@ class Saver:
     def close(self) -> None:
         """Finish the copy that is in flight; nothing is saved after that."""
         self._snapshots.close()
+
+    def held_shards(self, generation: int, step: int) -> HeldShards:
+        """The shards in memory of this set of snapshots, see SnapshotWriter."""
+        return self._snapshots.held_shards(generation, step)
 
     def save_and_wait(self, capture: Capture, *, step: int) -> bool:
         """Save and wait for the commit; False if it was given up for good, or did not come in time."""

@@ -3,6 +3,8 @@
 import torch
 
 from workers.checkpoint import image
+from workers.checkpoint.digests import image_digests
+from workers.checkpoint.header import parse_header
 from workers.checkpoint.manifest import MANIFEST_FILE, Manifest, ShardRecord, checkpoint_dir
 from workers.checkpoint.persist import write_shard
 from workers.checkpoint.slots import Slot
@@ -32,13 +34,23 @@ def write_image(state: CapturedState) -> tuple[Slot, int]:
     return slot, image_bytes
 
 
+def write_shard_of(store: LocalStore, checkpoint: str, slot: Slot, rank: int = 0, world_size: int = 1) -> ShardRecord:
+    """A rank's shard, written and verified as its keeper does."""
+    content = slot.image[: slot.image_bytes]
+    digests = image_digests(content, parse_header(content).tensors.values())
+    written = write_shard(
+        store, checkpoint, rank, world_size, slot.image, slot.image_bytes, {"rank": rank}, digests=digests
+    )
+    return written.shard
+
+
 def save_shards(store: LocalStore, states: list[CapturedState], checkpoint: str) -> tuple[ShardRecord, ...]:
     """Every rank's shard, not yet committed."""
     records = []
     for rank, state in enumerate(states):
-        slot, image_bytes = write_image(state)
+        slot, _ = write_image(state)
         try:
-            records.append(write_shard(store, checkpoint, rank, len(states), slot.image, image_bytes, {}).shard)
+            records.append(write_shard_of(store, checkpoint, slot, rank, len(states)))
         finally:
             slot.close()
     return tuple(records)

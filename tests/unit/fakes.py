@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from checkpoint_samples import write_shard_of
 from torch import nn
 
 from workers.checkpoint import image
 from workers.checkpoint.manifest import MANIFEST_FILE, Manifest, checkpoint_dir, checkpoint_name
-from workers.checkpoint.persist import write_shard
 from workers.checkpoint.slots import Slot, SlotState
 from workers.checkpoint.store import LocalStore
 from workers.checkpoint.tensors import CapturedState, NamedTensor
@@ -104,7 +104,7 @@ class FakeKeeper:
         slot = self.slot_of(step)
         name = checkpoint_name(step, slot.generation, 1)
         store = LocalStore(run_dir)
-        shard = write_shard(store, name, 0, 1, slot.image, slot.image_bytes, {}).shard
+        shard = write_shard_of(store, name, slot)
         manifest = Manifest(
             run="run",
             generation=slot.generation,
@@ -118,7 +118,7 @@ class FakeKeeper:
         )
         store.write_atomic(f"{checkpoint_dir(name)}/{MANIFEST_FILE}", manifest.to_bytes(), points="commit", context={})
         slot.release()
-        return RestoreOrder(checkpoint=name, step=step)
+        return RestoreOrder(source="checkpoint", generation=manifest.generation, step=step, checkpoint=name)
 
     def die(self) -> None:
         """Nothing of it is left, as after SIGKILL; its address is free when this returns."""
@@ -368,11 +368,20 @@ class RankEnd:
     def hand_over(self) -> None:
         self.channel.send("slots", fds=tuple(slot.fd for slot in self.slots))
 
-    def snapshot(self, step: int, *, value: float = 1.0) -> Slot:
+    def snapshot(self, step: int, *, value: float = 1.0, durable: bool = True) -> Slot:
         """Fill a free slot and say so."""
         slot = next(slot for slot in self.slots if slot.state is SlotState.FREE)
         fill(slot, rank=self.rank, generation=self.generation, step=step, value=value)
-        self.channel.send("snapshot", step=step, slot=self.slots.index(slot), at=1.5)
+        self.channel.send(
+            "snapshot",
+            step=step,
+            slot=self.slots.index(slot),
+            again=False,
+            durable=durable,
+            at=1.5,
+            copy_seconds=0.25,
+            stall_seconds=0.125,
+        )
         return slot
 
     def close(self) -> None:

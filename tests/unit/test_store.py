@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from checkpoint_samples import two_ranks, write_image
+from checkpoint_samples import two_ranks, write_image, write_shard_of
 
 from workers import failpoint
 from workers.checkpoint import files
 from workers.checkpoint import store as store_module
-from workers.checkpoint.digests import file_digests, read_blocks
+from workers.checkpoint.digests import file_digests, image_digests, read_blocks
 from workers.checkpoint.files import closing_file
+from workers.checkpoint.header import parse_header
 from workers.checkpoint.persist import ShardNotVerified, persist, write_shard
 from workers.checkpoint.slots import Slot
 from workers.checkpoint.store import LocalStore
+from workers.errors import CheckpointDamaged
 
 MEMORY_DIR = Path("/dev/shm")
 
@@ -176,9 +178,11 @@ KILL_SCRIPT = """
 import sys
 from pathlib import Path
 from workers import failpoint
+from workers.checkpoint.header import parse_header
 from workers.checkpoint.persist import persist
 from workers.checkpoint.slots import Slot
 from workers.checkpoint.store import LocalStore
+from workers.errors import CheckpointDamaged
 root, point = Path(sys.argv[1]), sys.argv[2]
 when = {"index": 1} if point == "persist.block" else {}
 failpoint.arm([failpoint.Arm(id="kill", point=point, action="kill_self", when=when)], root / "faults")
@@ -359,7 +363,23 @@ def test_a_device_that_stores_another_byte_is_noticed_and_the_tensor_named(
 
     monkeypatch.setattr(LocalStore, "move", corrupting_move)
     with pytest.raises(ShardNotVerified, match=r"rank-00000-of-00002\.safetensors .* tensor 'model.half'$"):
-        write_shard(store, "a01", 0, 2, slot.image, image_bytes, {})
+        write_shard_of(store, "a01", slot, 0, 2)
+    slot.close()
+
+
+def test_what_is_read_back_is_compared_with_the_digests_that_were_given(store: LocalStore) -> None:
+    slot, image_bytes = write_image(two_ranks()[0])
+    tensors = parse_header(slot.image).tensors
+    whole, by_tensor = image_digests(slot.image[:image_bytes], tensors.values())
+    slot.image[tensors["model.norm"].start] ^= 1  # the snapshot is not what it was when it was digested
+    with pytest.raises(ShardNotVerified, match=r"tensor 'model\.norm'$"):
+        write_shard(store, "a01", 0, 1, slot.image, image_bytes, {}, digests=(whole, by_tensor))
+    slot.image[tensors["model.norm"].start] ^= 1
+    written = write_shard(store, "a02", 0, 1, slot.image, image_bytes, {}, digests=(whole, by_tensor))
+    assert written.shard.digest == whole
+    assert {record.name: record.digest for record in written.shard.tensors} == by_tensor
+    with pytest.raises(CheckpointDamaged, match="of other tensors"):
+        write_shard(store, "a03", 0, 1, slot.image, image_bytes, {}, digests=(whole, {}))
     slot.close()
 
 

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from checkpoint_samples import make_manifest, same_bytes, whole
+from checkpoint_samples import make_manifest, same_bytes, whole, write_shard_of
 from hypothesis import given
 from hypothesis import strategies as st
 from test_commit import Driven
@@ -20,7 +20,6 @@ from orchestrator.observe.ledger import Ledger
 from orchestrator.recovery import judge, replay
 from workers.checkpoint import image
 from workers.checkpoint.manifest import MANIFEST_FILE, checkpoint_dir
-from workers.checkpoint.persist import write_shard
 from workers.checkpoint.reader import CheckpointReader
 from workers.checkpoint.slots import Slot
 from workers.checkpoint.store import LocalStore
@@ -40,7 +39,7 @@ def test_what_is_written_later_is_the_state_at_the_moment_of_the_snapshot(tmp_pa
     weight.add_(1)  # training goes on before a byte is written
     store = LocalStore(tmp_path)
     name = make_manifest(()).name
-    manifest = make_manifest((write_shard(store, name, 0, 1, slot.image, slot.image_bytes, {}).shard,))
+    manifest = make_manifest((write_shard_of(store, name, slot),))
     store.write_atomic(f"{checkpoint_dir(name)}/{MANIFEST_FILE}", manifest.to_bytes())
     restored = CheckpointReader(store, name, 0).fetch("model.weight", offsets=(0,), shape=(1000,))
     assert same_bytes(restored, at_the_boundary)
@@ -65,7 +64,7 @@ def test_failures_before_the_coordinators_restart_still_count(tmp_path: Path) ->
 
     def failed(driver_id: str) -> None:
         ledger.append("coordinator", driver=driver_id, resumed=False)
-        ledger.append("generation", restored_step=0, checkpoint=None)
+        ledger.append("generation", restored_step=0, source="fresh", checkpoint=None)
         ledger.append("failure", generation=1, cause="signal", step=5, exit_code=-9, restore_failed=None)
 
     def next_verdict(driver_id: str) -> Retry | Stop:
@@ -103,7 +102,7 @@ def test_what_a_restarted_coordinator_has_to_know_is_in_the_ledger(tmp_path: Pat
 @given(
     st.lists(
         st.one_of(
-            st.tuples(st.just("generation"), st.integers(0, 30)),
+            st.tuples(st.sampled_from(["generation", "from_memory"]), st.integers(0, 30)),
             st.tuples(st.just("commit"), st.integers(1, 30)),
             st.tuples(st.sampled_from(["exception", "hang", "signal", "agent_lost", "drain"]), st.integers(0, 40)),
             st.tuples(st.just("restore_failed"), st.just(0)),
@@ -119,9 +118,14 @@ def test_a_coordinator_that_comes_back_counts_and_suspects_as_the_one_before(hap
         for kind, step in happened:
             match kind:
                 case "generation":
-                    ledger.append("generation", restored_step=step, checkpoint=f"c{step}")
+                    ledger.append("generation", restored_step=step, source="checkpoint", checkpoint=f"c{step}")
                     budget.generation_started(step)
                     probation.generation_started(f"c{step}")
+                case "from_memory":
+                    began = {"restored_step": step, "source": "memory", "parent_generation": 1, "checkpoint": None}
+                    ledger.append("generation", **began)
+                    budget.generation_started(step)
+                    probation.generation_started(f"memory of step {step}, generation 1")
                 case "commit":
                     ledger.append("commit", step=step, checkpoint=f"c{step}")
                     budget.committed(step)

@@ -1,7 +1,7 @@
 """From a snapshot in memory to a verified shard on storage. Runs in the keeper, without torch.
 
-Protocol, in this order: digest the image in memory; write it to <name>.tmp past the page cache; set its exact length;
-fsync; rename; fsync the directory; read the file back and compare. Only then is there a receipt.
+Protocol, in this order: write the image to <name>.tmp past the page cache; set its exact length; fsync; rename; fsync
+the directory; read the file back and compare with the digests of the snapshot. Only then is there a receipt.
 
 Faults survived: a kill at any point (a .tmp, or a file without a receipt, is left in an attempt that nothing
 restores); a full disk (the .tmp is removed and the error raised, for another attempt); a device that stores other bytes
@@ -16,7 +16,7 @@ from typing import Any
 
 from workers import failpoint
 from workers.checkpoint import header
-from workers.checkpoint.digests import BLOCK_BYTES, FileDigests, file_digests, image_digests
+from workers.checkpoint.digests import BLOCK_BYTES, FileDigests, file_digests
 from workers.checkpoint.files import closing_file
 from workers.checkpoint.manifest import ShardRecord, checkpoint_dir, shard_file
 from workers.checkpoint.store import Store
@@ -44,12 +44,15 @@ def write_shard(
     image: memoryview,
     image_bytes: int,
     context: Mapping[str, Any],
+    *,
+    digests: tuple[str, dict[str, str]],
 ) -> WrittenShard:
     """Persist one rank's image into the directory of `checkpoint` (a name) and verify it.
 
-    `image` is page-aligned, at least `image_bytes` rounded up to 4096 long, and must not change meanwhile; `context`
-    goes to the fault points. Raises CheckpointDamaged if the image is torn, ShardNotVerified (it names the tensor) if
-    the storage returns other bytes, FileExistsError if this attempt's shard was written before, and OSErrors.
+    `image` is page-aligned, at least `image_bytes` rounded up to 4096 long, and must not change meanwhile. `context`
+    goes to the fault points. `digests` are those of the image, see `image_digests`. Raises CheckpointDamaged if the
+    image is torn, ShardNotVerified (it names the tensor) if the storage returns other bytes, FileExistsError if this
+    attempt's shard was written before, and OSErrors.
     """
     directory = checkpoint_dir(checkpoint)
     path = f"{directory}/{shard_file(rank, world_size)}"
@@ -58,7 +61,9 @@ def write_shard(
     parsed = header.parse_header(content, what=f"the snapshot for {path}")
     if parsed.image_bytes != image_bytes:
         raise CheckpointDamaged(f"the snapshot for {path} has {image_bytes} bytes, its header {parsed.image_bytes}")
-    whole, by_tensor = image_digests(content, parsed.tensors.values())
+    whole, by_tensor = digests
+    if by_tensor.keys() != parsed.tensors.keys():
+        raise CheckpointDamaged(f"the digests given for {path} are of other tensors than its header has")
     store.make_dir(directory)
     persist(store, path, image, image_bytes, context=context)
     durable = time.monotonic()
