@@ -76,7 +76,7 @@ class SnapshotWriter:
         """Copy the state into a free slot and tell the keeper; False if there is none in time or the keeper is gone.
 
         With `wait_seconds` the copy is done when this returns; without, a part of it may go on beside the training, and
-        `settle` says whether it was any good.
+        `settle` says whether it was any good. `durable`: it is due to be written to storage.
         """
         self.settle()
         self.reconnect_if_lost()
@@ -92,14 +92,15 @@ class SnapshotWriter:
         began_at = time.monotonic()
         told: dict[str, Any] = {"step": step, "durable": durable}
         try:
-            spare = 0 if durable else 1  # what only stays in memory leaves a slot for the next save
+            # What only stays in memory leaves a slot for the next save.
+            spare = 0 if durable else 1
             if wait_seconds is None and not self._may_get_slot(spare):
                 return self._skip(_NO_SLOT, told)
             captured = capture()
             document = to_bytes(captured.whole_document())
             if self._layout is None or not self._layout.fits(captured.tensors, document):
                 self._layout = image.plan(captured.tensors, captured.whole_document())
-            index = self._free_slot(self._layout.image_bytes, wait_seconds or 0.0, spare)
+            index = self._free_slot(self._layout.image_bytes, wait_seconds or 0.0, spare=spare)
             if index is None:
                 return self._skip(_NO_SLOT, told)
             slot = self._slots[index]
@@ -138,13 +139,6 @@ class SnapshotWriter:
             return self._skip(str(problem), told)
         return True
 
-    def held_shards(self, generation: int, step: int) -> HeldShards:
-        """The shards of this set of snapshots that this node's keeper holds. Raises CheckpointDamaged if there is none
-        of this rank, OSError if the keeper dies meanwhile."""
-        slots = self._connect_and_adopt()
-        assert self._keeper is not None
-        return fetch(self._keeper, self._orders.rank, generation, step, mapped=slots, alive=self._page.beat)
-
     def settle(self) -> bool:
         """Wait for the copy that is in flight; False if its snapshot was discarded, since the state had changed."""
         copy = self._copier.settle()
@@ -165,20 +159,31 @@ class SnapshotWriter:
             logger.exception("rank %d: a snapshot has failed", self._orders.rank)
         self._copier.close()
 
+    def held_shards(self, generation: int, step: int) -> HeldShards:
+        """The shards of this set of snapshots that this node's keeper holds. Raises CheckpointDamaged if there is none
+        of this rank, OSError if the keeper dies meanwhile."""
+        slots = self._connect_and_adopt()
+        assert self._keeper is not None
+        return fetch(self._keeper, self._orders.rank, generation, step, mapped=slots, alive=self._page.beat)
+
     def _skip(self, reason: str, told: dict[str, Any]) -> bool:
         self._send("skipped", reason=reason, **told)
         return False
 
     def _may_get_slot(self, spare: int) -> bool:
-        """False if it is known without a look at the state that no more than `spare` are free."""
-        return len(self._slots) < self._orders.snapshot_slots or len(self._free_slots()) > spare
+        """False if it is known without a look at the state that none can be had."""
+        complete = len(self._slots) == self._orders.snapshot_slots
+        return not complete or len(self._free()) > spare
 
-    def _free_slot(self, image_bytes: int, wait_seconds: float, spare: int) -> int | None:
+    def _free(self) -> list[int]:
+        return [index for index, slot in enumerate(self._slots) if slot.state is SlotState.FREE]
+
+    def _free_slot(self, image_bytes: int, wait_seconds: float, *, spare: int) -> int | None:
         if len(self._slots) < self._orders.snapshot_slots or any(slot.capacity < image_bytes for slot in self._slots):
             self._replace_slots(image_bytes)
         deadline = time.monotonic() + wait_seconds
         while True:
-            free = self._free_slots()
+            free = self._free()
             if len(free) > spare:
                 return free[0]
             if time.monotonic() >= deadline:
