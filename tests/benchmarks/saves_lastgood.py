@@ -1,0 +1,146 @@
+"""lastgood as arms of the benchmark of saves: a real supervised run for each, with its switches.
+
+The loop is measured as the peers' is. When a save was durable and verified, the run's ledger says; a restore from
+memory is that of a generation which follows a killed rank. Saves alone are measured: snapshots between them are off.
+"""
+
+import dataclasses
+import threading
+import time
+from multiprocessing.connection import Listener
+from pathlib import Path
+from typing import Any
+
+from ray.train import RunConfig, ScalingConfig
+from saves_ranks import Ranks, RanksFailed
+
+from orchestrator import RecoveryConfig, SupervisedTrainer
+from orchestrator.observe.ledger import read_ledger
+
+IDLE_SECONDS_MAX = 3600.0
+LEDGER_SECONDS_MAX = 30.0
+SLOTS = 2
+
+SWITCHES: dict[str, dict[str, Any]] = {
+    "lastgood": {},
+    "lastgood-unverified": {"verify_saves": False},
+    "lastgood-synchronous": {"overlap_copies": False},
+}
+
+
+def missing_switches(name: str) -> list[str]:
+    """Fields that this arm needs and RecoveryConfig does not have."""
+    return sorted(SWITCHES[name].keys() - {field.name for field in dataclasses.fields(RecoveryConfig)})
+
+
+def loop(config: dict[str, Any]) -> None:
+    from saves_training import Arm, Training, serve
+
+    import workers
+    from workers.checkpoint.reader import CheckpointReader
+    from workers.checkpoint.store import LocalStore
+
+    session = workers.get_session()
+    training = Training(config["state_mib"])
+    run_dir = Path(config["run_dir"])
+
+    class Lastgood(Arm):
+        name = config["name"]
+        fsyncs = True
+
+        def begin(self, directory: Path) -> None:
+            session.save_now()
+            self.step = session.step
+
+        def done(self) -> float | None:
+            manifests = (run_dir / "checkpoints").glob(f"step-{self.step:09d}-*/manifest.json")
+            return time.monotonic() if any(manifests) else None
+
+        def restore(self, directory: Path) -> None:
+            reader = CheckpointReader(LocalStore(run_dir), directory.name, session.rank)
+            session._state.apply(reader)
+            reader.close()
+
+    session.track(model=training.model, optimizer=training.optimizer, scheduler=None, data=None)
+    session.restore()
+    training.end_step = session.end_step
+    serve(
+        config["address"],
+        {"group": config["name"], "rank": session.rank, "generation": session.generation},
+        training,
+        {config["name"]: Lastgood()},
+        idle=lambda: session.phase("waiting for the other arms", timeout=IDLE_SECONDS_MAX),
+    )
+
+
+class LastgoodGroup:
+    """One supervised run, whose ranks wait for what they are asked."""
+
+    def __init__(self, name: str, directory: Path, state_mib: int, number: int) -> None:
+        self._name = name
+        self._number = number
+        self._listener = Listener(str(directory / f"{name}.s"))
+        known = {field.name for field in dataclasses.fields(RecoveryConfig)}
+        saves_alone = {"snapshot_every_steps": None} if "snapshot_every_steps" in known else {}
+        self.run_dir = directory / "runs" / name
+        self._trainer = SupervisedTrainer(
+            loop,
+            train_loop_config={
+                "name": name,
+                "state_mib": state_mib,
+                "address": self._listener.address,
+                "run_dir": str(self.run_dir),
+            },
+            scaling_config=ScalingConfig(num_workers=number),
+            run_config=RunConfig(name=name, storage_path=str(self.run_dir.parent)),
+            recovery=RecoveryConfig(
+                save_every_steps=None,
+                save_at_end=False,
+                keep_last=1,
+                snapshot_slots=SLOTS,
+                **saves_alone,
+                **SWITCHES[name],
+            ),
+        )
+        self._thread = threading.Thread(target=self._trainer.fit, daemon=True)
+        self._thread.start()
+        self.ranks = Ranks(self._listener, name, number)
+
+    @property
+    def verifies(self) -> bool:
+        return SWITCHES[self._name].get("verify_saves", True)
+
+    def pids(self) -> list[int]:
+        """Ranks and keepers."""
+        return self.ranks.pids + [keeper["pid"] for keeper in self._trainer.status()["keepers"]]
+
+    def committed(self, began_at: float) -> dict[str, Any]:
+        """The ledger's entry of the save that began then."""
+        return self._entries("commit", lambda entry: entry["snapshot_at"] >= began_at, 1)[-1]
+
+    def restart(self) -> float | None:
+        """Kill a rank; seconds that the slowest rank then took to restore from memory, None if it was not from there."""
+        generation = self.ranks.hellos[0]["generation"] + 1
+        self.ranks.tell(self._number - 1, do="die")
+        self.ranks.close()
+        self.ranks = Ranks(self._listener, self._name, self._number)
+        (begun,) = self._entries("generation", lambda entry: entry["generation"] == generation, 1)
+        restored = self._entries("restored", lambda entry: entry["generation"] == generation, self._number)
+        return max(entry["seconds"] for entry in restored) if begun["source"] == "memory" else None
+
+    def close(self) -> None:
+        for rank in self.ranks.connections:
+            self.ranks.tell(rank, do="end")
+        self._thread.join(IDLE_SECONDS_MAX)
+        self._listener.close()
+
+    def _entries(self, kind: str, holds: Any, number: int) -> list[dict[str, Any]]:
+        """The ledger is written right after what it tells of."""
+        deadline = time.monotonic() + LEDGER_SECONDS_MAX
+        while time.monotonic() < deadline:
+            entries = read_ledger(self.run_dir / "ledger.jsonl")
+            found = [entry for entry in entries if entry["kind"] == kind and holds(entry)]
+            if len(found) >= number:
+                return found
+            time.sleep(0.02)
+        raise RanksFailed(f"the ledger has no {kind} of that")

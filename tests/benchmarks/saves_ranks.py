@@ -1,0 +1,166 @@
+"""The driver's side: groups of ranks that do what they are asked, and how much memory they use."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection, Listener, wait
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+START_SECONDS_MAX = 300.0
+ANSWER_SECONDS_MAX = 300.0
+SAMPLE_SECONDS = 0.05
+
+
+class RanksFailed(Exception):
+    """What was asked was not done; the ranks are not to be asked again."""
+
+
+class Ranks:
+    """Connections to one group's ranks, by rank."""
+
+    def __init__(self, listener: Listener, group: str, number: int) -> None:
+        """Waits until all have connected; RanksFailed if one does not in time."""
+        self.connections: dict[int, Connection] = {}
+        self.hellos: dict[int, dict[str, Any]] = {}
+        while len(self.connections) < number:
+            connection = _accept(listener)
+            hello = connection.recv()
+            if hello["group"] != group:
+                raise RanksFailed(f"a rank of {hello['group']} came while {group} was waited for")
+            self.connections[hello["rank"]] = connection
+            self.hellos[hello["rank"]] = hello
+
+    @property
+    def pids(self) -> list[int]:
+        return [hello["pid"] for hello in self.hellos.values()]
+
+    @property
+    def state_bytes(self) -> int:
+        return max(hello["state_bytes"] for hello in self.hellos.values())
+
+    def ask(self, **command: Any) -> list[Any]:
+        """Every rank's answer. RanksFailed with the reason if one fails, ends or does not answer."""
+        for connection in self.connections.values():
+            connection.send(command)
+        answers = {}
+        waiting = dict(self.connections)
+        while waiting:
+            ready = wait(list(waiting.values()), ANSWER_SECONDS_MAX)
+            if not ready:
+                raise RanksFailed(f"no answer in {ANSWER_SECONDS_MAX:.0f} s")
+            for rank, connection in list(waiting.items()):
+                if connection not in ready:
+                    continue
+                try:
+                    answer = connection.recv()
+                except (EOFError, OSError):
+                    raise RanksFailed(f"rank {rank} ended") from None
+                if "error" in answer:
+                    raise RanksFailed(answer["error"])
+                answers[rank] = answer["answer"]
+                del waiting[rank]
+        return [answers[rank] for rank in sorted(answers)]
+
+    def tell(self, rank: int, **command: Any) -> None:
+        self.connections[rank].send(command)
+
+    def close(self) -> None:
+        for connection in self.connections.values():
+            connection.close()
+
+
+def _accept(listener: Listener) -> Connection:
+    """`accept` with a deadline."""
+    accepted: list[Connection] = []
+    thread = threading.Thread(target=lambda: accepted.append(listener.accept()), daemon=True)
+    thread.start()
+    thread.join(START_SECONDS_MAX)
+    if not accepted:
+        raise RanksFailed(f"a rank did not start in {START_SECONDS_MAX:.0f} s")
+    return accepted[0]
+
+
+class Group(Protocol):
+    """Ranks that are there for some arms."""
+
+    ranks: Ranks
+
+    def pids(self) -> list[int]:
+        """Of ranks and helpers; their children count too."""
+
+    def close(self) -> None:
+        """End them."""
+
+
+class PlainGroup:
+    """Ranks without lastgood, for peers and floors."""
+
+    def __init__(self, directory: Path, state_mib: int, number: int) -> None:
+        rendezvous = directory / f"rendezvous-{os.urandom(4).hex()}"
+        address = str(rendezvous.with_suffix(".s"))
+        with Listener(address) as listener:
+            self._processes = [
+                subprocess.Popen(
+                    [sys.executable, Path(__file__).with_name("saves_peers.py"), address, rendezvous]
+                    + [str(rank), str(state_mib)],
+                    stdout=sys.stderr,
+                    start_new_session=True,
+                )
+                for rank in range(number)
+            ]
+            self.ranks = Ranks(listener, "plain", number)
+
+    def pids(self) -> list[int]:
+        return self.ranks.pids
+
+    def close(self) -> None:
+        for process in self._processes:
+            os.killpg(process.pid, signal.SIGKILL)  # with what peers have left running
+            process.wait()
+        self.ranks.close()
+
+
+def pss_bytes(pids: list[int]) -> int:
+    """The memory of these processes and their children; what several share counts once."""
+    every: set[int] = set()
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            every |= {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
+    return sum(_pss(pid) for pid in every)
+
+
+def _pss(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+            return sum(1024 * int(line.split()[1]) for line in file if line.startswith("Pss:"))
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def with_peak(pids: list[int], action: Callable[[], Any]) -> int:
+    """The most memory that these processes used during the action."""
+    peak = 0
+    over = threading.Event()
+
+    def sample() -> None:
+        nonlocal peak
+        while True:
+            peak = max(peak, pss_bytes(pids))
+            if over.wait(SAMPLE_SECONDS):
+                return
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        action()
+    finally:
+        over.set()
+        thread.join()
+    return peak
