@@ -5,15 +5,20 @@
 
 Two ranks train an FSDP2 model with AdamW through gloo, one thread each. All arms are there at once, and wait while one
 is measured: round by round, so that noise hits all alike. Peers and floors share a pair of ranks of plain torch; each
-way to run lastgood is a supervised run of its own, on one local Ray. Missing packages: pip install '.[bench]'.
+way to run lastgood is a supervised run of its own, on one local Ray. Peers come with pip install --editable '.[bench]'.
 
-Columns, medians and (least..most) over the rounds: stall: the loop stands still. durable: until all bytes are on the
-device, if the arm fsyncs; until it says that it is done, if not. verified: until all were read back, compared and
-committed. slow-down: what the steps in flight take beyond the median of those right before. overhead: both. memory: the
-most that ranks and helpers used in the first save, which counts for nothing else, beyond the most in the steps before
-it; the proportional set size, so shared pages count once. cold: a restore into the model and optimizer that are there, with the files dropped
-from the page cache (sync, then posix_fadvise DONTNEED). warm: the same from the page cache. from memory: by ranks that
-follow a killed one, from the snapshots that its keeper held.
+Columns, medians and (least..most) over the rounds:
+stall         the loop stands still
+durable       until all bytes are on the device, if the arm fsyncs; until it says that it is done, if not
+verified      until all were read back, compared and committed
+slow-down     what the steps in flight take beyond the median of those right before
+overhead      stall and slow-down
+memory        the most that all ranks and helpers used in the first save, which counts for nothing else, beyond the most
+              in the steps before it; the proportional set size, so shared pages count once
+cold          a restore into the model and optimizer that are there, with the files dropped from the page cache before
+              (fsync, then posix_fadvise DONTNEED)
+warm          the same from the page cache
+from memory   the same by fresh ranks that follow a killed one, from the snapshots that the keeper held
 """
 
 import argparse
@@ -35,17 +40,19 @@ from saves_table import Results
 RANKS = 2
 RESTORE_ROUNDS = 3
 RESTARTS = 3
-STEPS_WEIGHED = 4
+STEPS_WEIGHED = 8
 READ_BYTES = 8 << 20
 
 
 class Bench:
     """The arms that still run, their ranks, and what was found."""
 
-    def __init__(self, directory: Path, state_mib: int, arms: list[str]) -> None:
+    def __init__(self, scratch: Path, directory: Path, state_mib: int, arms: list[str]) -> None:
+        """`scratch`: for sockets, whose paths are short. `directory`: for what is saved."""
         from saves_floors import floors
         from saves_peers import peers
 
+        self._scratch = scratch
         self._directory = directory
         self._state_mib = state_mib
         self._plain = {arm.name: arm for arm in (*floors(), *peers())}
@@ -138,9 +145,9 @@ class Bench:
         if key not in self._groups:
             print(f"starting ranks for {key}", file=sys.stderr)
             if key in SWITCHES:
-                self._groups[key] = LastgoodGroup(key, self._directory, self._state_mib, RANKS)
+                self._groups[key] = LastgoodGroup(key, self._scratch, self._directory, self._state_mib, RANKS)
             else:
-                self._groups[key] = PlainGroup(self._directory, self._state_mib, RANKS)
+                self._groups[key] = PlainGroup(self._scratch, self._state_mib, RANKS)
         return self._groups[key]
 
     def _group_name(self, name: str) -> str:
@@ -197,6 +204,8 @@ def main() -> None:
     parser.add_argument("--directory", help="where to save; needs 1.2 x the state of both ranks for each arm")
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="to standard output without a file")
     args = parser.parse_args()
+    if args.rounds < 1 or (args.saves is not None and args.saves < 2):
+        parser.error("--rounds has to be at least 1, and --saves at least 2")
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Ray prints to standard output too
     here = str(Path(__file__).parent)
@@ -210,10 +219,14 @@ def main() -> None:
         parser.error(f"unknown arms: {', '.join(sorted(unknown))}; known: {', '.join(known)}")
     import ray
 
-    with tempfile.TemporaryDirectory(prefix="lg-saves-", dir=args.directory, ignore_cleanup_errors=True) as directory:
+    with (
+        tempfile.TemporaryDirectory(prefix="lg-bench-", ignore_cleanup_errors=True) as scratch,
+        tempfile.TemporaryDirectory(prefix="lg-saves-", dir=args.directory, ignore_cleanup_errors=True) as directory,
+    ):
         if SWITCHES.keys() & set(arms):
-            ray.init(num_cpus=RANKS * len(SWITCHES), include_dashboard=False, log_to_driver=False)
-        with contextlib.closing(Bench(Path(directory), args.state_mib, arms)) as bench:
+            cpus = RANKS * len(SWITCHES)  # by name: ranks that wait use none
+            ray.init("local", num_cpus=cpus, _temp_dir=f"{scratch}/ray", include_dashboard=False, log_to_driver=False)
+        with contextlib.closing(Bench(Path(scratch), Path(directory), args.state_mib, arms)) as bench:
             found = stay_flat(bench, args.saves) if args.saves else compare(bench, args.rounds)
         ray.shutdown()
     settings: dict[str, Any] = {"rounds": args.rounds, "ranks": RANKS, "state_bytes_a_rank": bench.state_bytes}

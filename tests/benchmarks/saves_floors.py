@@ -101,7 +101,7 @@ class DirectFloor(_Floor):
 
 
 class HelperFloor(_Floor):
-    """A copy, then a helper process writes it while training goes on; the copy in the loop, or beside it in a thread."""
+    """A copy, which a helper process writes while training goes on; made in the loop, or beside it in a thread."""
 
     def __init__(self, copy: Copy, *, overlapped: bool) -> None:
         super().__init__(copy)

@@ -76,10 +76,10 @@ def loop(config: dict[str, Any]) -> None:
 class LastgoodGroup:
     """One supervised run, whose ranks wait for what they are asked."""
 
-    def __init__(self, name: str, directory: Path, state_mib: int, number: int) -> None:
+    def __init__(self, name: str, scratch: Path, directory: Path, state_mib: int, number: int) -> None:
         self._name = name
         self._number = number
-        self._listener = Listener(str(directory / f"{name}.s"))
+        self._listener = Listener(str(scratch / f"{name}.s"))
         known = {field.name for field in dataclasses.fields(RecoveryConfig)}
         saves_alone = {"snapshot_every_steps": None} if "snapshot_every_steps" in known else {}
         self.run_dir = directory / "runs" / name
@@ -119,7 +119,7 @@ class LastgoodGroup:
         return self._entries("commit", lambda entry: entry["snapshot_at"] >= began_at, 1)[-1]
 
     def restart(self) -> float | None:
-        """Kill a rank; seconds that the slowest rank then took to restore from memory, None if it was not from there."""
+        """Kill a rank; seconds that the slowest then took to restore from memory, None if it was not from there."""
         generation = self.ranks.hellos[0]["generation"] + 1
         self.ranks.tell(self._number - 1, do="die")
         self.ranks.close()

@@ -83,7 +83,7 @@ class Dcp(Peer):
 
 
 class DcpAsync(Dcp):
-    """Staging memory is kept from save to save. Its collectives need a group of their own: in the training's they hang."""
+    """Staging memory is kept from save to save. In the training's process group its collectives hang: it has one."""
 
     def __init__(self, name: str, *, process: bool, overlapped: bool) -> None:
         super().__init__(name, fsyncs=True)
@@ -137,7 +137,7 @@ class TorchSnapshot(Peer):
         import torchsnapshot
 
         super().prepare(training)
-        self._app_state = {"state": torchsnapshot.StateDict(**{"tensors": self.local})}
+        self._app_state = {"state": torchsnapshot.StateDict(tensors=self.local)}
         self._problem: BaseException | None = None
 
     def begin(self, directory: Path) -> None:
@@ -166,8 +166,8 @@ class TorchSnapshot(Peer):
 
 
 class NvrxTorch(Peer):
-    """`TorchAsyncCheckpoint` with its persistent worker. It is made for GPUs: the copy to host memory that it would take
-    from there is a copy in host memory here."""
+    """`TorchAsyncCheckpoint` with its persistent worker. It is made for GPUs: instead of its copy from there to host
+    memory, the copy is made here."""
 
     def prepare(self, training: Training) -> None:
         without_cuda()

@@ -15,7 +15,7 @@ import psutil
 
 START_SECONDS_MAX = 300.0
 ANSWER_SECONDS_MAX = 300.0
-SAMPLE_SECONDS = 0.05
+SAMPLE_SECONDS = 0.02
 
 
 class RanksFailed(Exception):
@@ -102,14 +102,14 @@ class Group(Protocol):
 class PlainGroup:
     """Ranks without lastgood, for peers and floors."""
 
-    def __init__(self, directory: Path, state_mib: int, number: int) -> None:
-        rendezvous = directory / f"rendezvous-{os.urandom(4).hex()}"
+    def __init__(self, scratch: Path, state_mib: int, number: int) -> None:
+        rendezvous = scratch / f"rendezvous-{os.urandom(4).hex()}"
         address = str(rendezvous.with_suffix(".s"))
+        program = Path(__file__).with_name("saves_peers.py")
         with Listener(address) as listener:
             self._processes = [
                 subprocess.Popen(
-                    [sys.executable, Path(__file__).with_name("saves_peers.py"), address, rendezvous]
-                    + [str(rank), str(state_mib)],
+                    [sys.executable, program, address, rendezvous, str(rank), str(state_mib)],
                     stdout=sys.stderr,
                     start_new_session=True,
                 )

@@ -1,9 +1,9 @@
 """The training that all arms of the benchmark of saves share, and how one save of it is measured.
 
 The loop's own clock is read around each iteration, the same way for every arm. A save is in flight from `begin` until
-all ranks have seen its end, for at least two steps. While it is, the loop stands still in `begin`, in `work`, and before
-the optimizer's step where the copy has to be complete: the stall. What the steps take beyond that and beyond the
-baseline, the median of the steps right before the save, is the slow-down.
+all ranks have seen its end, for at least two steps. While it is, the loop stands still in `begin`, in `work`, and
+before the optimizer's step where the copy has to be complete: the stall. What the steps take beyond that and beyond
+the baseline, the median of the steps right before the save, is the slow-down.
 """
 
 import os
