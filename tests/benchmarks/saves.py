@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import saves_table
-from saves_lastgood import SLOTS, SWITCHES, LastgoodGroup, missing_switches
+from saves_lastgood import SLOTS, WAYS, LastgoodGroup, missing_settings
 from saves_ranks import Group, PlainGroup, RanksFailed, pss_bytes, with_peak
 from saves_table import Results
 
@@ -62,7 +62,7 @@ class Bench:
         self.state_bytes = 0
         for name in arms:
             self.results[name] = Results(name, self._plain[name].fsyncs if name in self._plain else True)
-            if name in SWITCHES and (missing := missing_switches(name)):
+            if name in WAYS and (missing := missing_settings(name)):
                 self.results[name].problem = f"RecoveryConfig has no {', '.join(missing)}"
 
     def running(self, rotation: int = 0) -> list[str]:
@@ -144,14 +144,14 @@ class Bench:
         key = self._group_name(name)
         if key not in self._groups:
             print(f"starting ranks for {key}", file=sys.stderr)
-            if key in SWITCHES:
+            if key in WAYS:
                 self._groups[key] = LastgoodGroup(key, self._scratch, self._directory, self._state_mib, RANKS)
             else:
                 self._groups[key] = PlainGroup(self._scratch, self._state_mib, RANKS)
         return self._groups[key]
 
     def _group_name(self, name: str) -> str:
-        return name if name in SWITCHES else "plain"
+        return name if name in WAYS else "plain"
 
 
 def prepare_cache(directory: Path, kind: str) -> None:
@@ -213,7 +213,7 @@ def main() -> None:
     from saves_floors import floors
     from saves_peers import peers
 
-    known = [*SWITCHES, *(arm.name for arm in (*peers(), *floors()))]
+    known = [*WAYS, *(arm.name for arm in (*peers(), *floors()))]
     arms = ["lastgood"] if args.saves else args.only.split(",") if args.only else known
     if unknown := set(arms) - set(known):
         parser.error(f"unknown arms: {', '.join(sorted(unknown))}; known: {', '.join(known)}")
@@ -223,8 +223,8 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="lg-bench-", ignore_cleanup_errors=True) as scratch,
         tempfile.TemporaryDirectory(prefix="lg-saves-", dir=args.directory, ignore_cleanup_errors=True) as directory,
     ):
-        if SWITCHES.keys() & set(arms):
-            cpus = RANKS * len(SWITCHES)  # by name: ranks that wait use none
+        if WAYS.keys() & set(arms):
+            cpus = RANKS * len(WAYS)  # by name: ranks that wait use none
             ray.init("local", num_cpus=cpus, _temp_dir=f"{scratch}/ray", include_dashboard=False, log_to_driver=False)
         with contextlib.closing(Bench(Path(scratch), Path(directory), args.state_mib, arms)) as bench:
             found = stay_flat(bench, args.saves) if args.saves else compare(bench, args.rounds)

@@ -4,9 +4,10 @@ The loop is measured as the peers' is. When a save was durable and verified, the
 memory is that of a generation which follows a killed rank. Saves alone are measured: snapshots between them are off.
 """
 
-import dataclasses
+import contextlib
 import threading
 import time
+from dataclasses import dataclass, field, fields
 from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,31 @@ from orchestrator import RecoveryConfig, SupervisedTrainer
 from orchestrator.observe.ledger import read_ledger
 
 IDLE_SECONDS_MAX = 3600.0
+END_SECONDS_MAX = 60.0
 LEDGER_SECONDS_MAX = 30.0
 SLOTS = 2
 
-SWITCHES: dict[str, dict[str, Any]] = {
-    "lastgood": {},
-    "lastgood-unverified": {"verify_saves": False},
-    "lastgood-synchronous": {"overlap_copies": False},
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How an arm differs from the defaults. An optimizer whose steps are not announced leaves no time to copy beside
+    training."""
+
+    recovery: dict[str, Any] = field(default_factory=dict)
+    announced: bool = True
+
+
+WAYS = {
+    "lastgood": Way(),
+    "lastgood-unverified": Way({"verify_saves": False}),
+    "lastgood-synchronous": Way(announced=False),
 }
+SETTINGS = {one.name for one in fields(RecoveryConfig)}
 
 
-def missing_switches(name: str) -> list[str]:
-    """Fields that this arm needs and RecoveryConfig does not have."""
-    return sorted(SWITCHES[name].keys() - {field.name for field in dataclasses.fields(RecoveryConfig)})
+def missing_settings(name: str) -> list[str]:
+    """What this arm needs and RecoveryConfig does not have."""
+    return sorted(WAYS[name].recovery.keys() - SETTINGS)
 
 
 def loop(config: dict[str, Any]) -> None:
@@ -41,7 +54,7 @@ def loop(config: dict[str, Any]) -> None:
     from workers.checkpoint.store import LocalStore
 
     session = workers.get_session()
-    training = Training(config["state_mib"])
+    training = Training(config["state_mib"], announced=config["announced"])
     run_dir = Path(config["run_dir"])
 
     class Lastgood(Arm):
@@ -80,14 +93,14 @@ class LastgoodGroup:
         self._name = name
         self._number = number
         self._listener = Listener(str(scratch / f"{name}.s"))
-        known = {field.name for field in dataclasses.fields(RecoveryConfig)}
-        saves_alone = {"snapshot_every_steps": None} if "snapshot_every_steps" in known else {}
+        saves_alone = {"snapshot_every_steps": None} if "snapshot_every_steps" in SETTINGS else {}
         self.run_dir = directory / "runs" / name
         self._trainer = SupervisedTrainer(
             loop,
             train_loop_config={
                 "name": name,
                 "state_mib": state_mib,
+                "announced": WAYS[name].announced,
                 "address": self._listener.address,
                 "run_dir": str(self.run_dir),
             },
@@ -99,16 +112,17 @@ class LastgoodGroup:
                 keep_last=1,
                 snapshot_slots=SLOTS,
                 **saves_alone,
-                **SWITCHES[name],
+                **WAYS[name].recovery,
             ),
         )
-        self._thread = threading.Thread(target=self._trainer.fit, daemon=True)
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._fit, daemon=True)
         self._thread.start()
-        self.ranks = Ranks(self._listener, name, number)
+        self.ranks = Ranks(self._listener, name, number, self._problem)
 
     @property
     def verifies(self) -> bool:
-        return SWITCHES[self._name].get("verify_saves", True)
+        return WAYS[self._name].recovery.get("verify_saves", True)
 
     def pids(self) -> list[int]:
         """Ranks and keepers."""
@@ -123,16 +137,26 @@ class LastgoodGroup:
         generation = self.ranks.hellos[0]["generation"] + 1
         self.ranks.tell(self._number - 1, do="die")
         self.ranks.close()
-        self.ranks = Ranks(self._listener, self._name, self._number)
+        self.ranks = Ranks(self._listener, self._name, self._number, self._problem)
         (begun,) = self._entries("generation", lambda entry: entry["generation"] == generation, 1)
         restored = self._entries("restored", lambda entry: entry["generation"] == generation, self._number)
         return max(entry["seconds"] for entry in restored) if begun["source"] == "memory" else None
 
     def close(self) -> None:
         for rank in self.ranks.connections:
-            self.ranks.tell(rank, do="end")
-        self._thread.join(IDLE_SECONDS_MAX)
+            with contextlib.suppress(OSError):
+                self.ranks.tell(rank, do="end")
+        self._thread.join(END_SECONDS_MAX)  # what does not end then ends with Ray
         self._listener.close()
+
+    def _fit(self) -> None:
+        try:
+            self._trainer.fit()
+        except Exception as error:
+            self._error = error
+
+    def _problem(self) -> str | None:
+        return None if self._thread.is_alive() else f"the run has ended: {self._error}"
 
     def _entries(self, kind: str, holds: Any, number: int) -> list[dict[str, Any]]:
         """The ledger is written right after what it tells of."""

@@ -2,10 +2,10 @@
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
@@ -16,6 +16,7 @@ import psutil
 START_SECONDS_MAX = 300.0
 ANSWER_SECONDS_MAX = 300.0
 SAMPLE_SECONDS = 0.02
+POLL_SECONDS = 0.2
 
 
 class RanksFailed(Exception):
@@ -25,12 +26,12 @@ class RanksFailed(Exception):
 class Ranks:
     """Connections to one group's ranks, by rank."""
 
-    def __init__(self, listener: Listener, group: str, number: int) -> None:
-        """Waits until all have connected; RanksFailed if one does not in time."""
+    def __init__(self, listener: Listener, group: str, number: int, problem: Callable[[], str | None]) -> None:
+        """Waits until all have connected; RanksFailed if one does not in time, or `problem` says why none will."""
         self.connections: dict[int, Connection] = {}
         self.hellos: dict[int, dict[str, Any]] = {}
         while len(self.connections) < number:
-            connection = _accept(listener)
+            connection = _accept(listener, problem)
             hello = connection.recv()
             if hello["group"] != group:
                 raise RanksFailed(f"a rank of {hello['group']} came while {group} was waited for")
@@ -76,15 +77,19 @@ class Ranks:
             connection.close()
 
 
-def _accept(listener: Listener) -> Connection:
+def _accept(listener: Listener, problem: Callable[[], str | None]) -> Connection:
     """`accept` with a deadline."""
     accepted: list[Connection] = []
     thread = threading.Thread(target=lambda: accepted.append(listener.accept()), daemon=True)
     thread.start()
-    thread.join(START_SECONDS_MAX)
-    if not accepted:
-        raise RanksFailed(f"a rank did not start in {START_SECONDS_MAX:.0f} s")
-    return accepted[0]
+    deadline = time.monotonic() + START_SECONDS_MAX
+    while time.monotonic() < deadline:
+        thread.join(POLL_SECONDS)
+        if accepted:
+            return accepted[0]
+        if (why := problem()) is not None:
+            raise RanksFailed(why)
+    raise RanksFailed(f"a rank did not start in {START_SECONDS_MAX:.0f} s")
 
 
 class Group(Protocol):
@@ -115,16 +120,34 @@ class PlainGroup:
                 )
                 for rank in range(number)
             ]
-            self.ranks = Ranks(listener, "plain", number)
+            self.ranks = Ranks(listener, "plain", number, self._problem)
 
     def pids(self) -> list[int]:
         return self.ranks.pids
 
+    def _problem(self) -> str | None:
+        codes = [process.poll() for process in self._processes]
+        return None if codes == [None] * len(codes) else f"ranks ended while they started: exit codes {codes}"
+
     def close(self) -> None:
+        """Kill them, with what peers have left running; Python's resource tracker ends by itself, when it has removed
+        what they shared."""
         for process in self._processes:
-            os.killpg(process.pid, signal.SIGKILL)  # with what peers have left running
+            for member in group_members(process.pid):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if not any("resource_tracker" in word for word in member.cmdline()):
+                        member.kill()
             process.wait()
         self.ranks.close()
+
+
+def group_members(leader: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(process.pid) == leader:
+                found.append(process)
+    return found
 
 
 def pss_bytes(pids: list[int]) -> int:

@@ -1,9 +1,10 @@
 """The training that all arms of the benchmark of saves share, and how one save of it is measured.
 
 The loop's own clock is read around each iteration, the same way for every arm. A save is in flight from `begin` until
-all ranks have seen its end, for at least two steps. While it is, the loop stands still in `begin`, in `work`, and
-before the optimizer's step where the copy has to be complete: the stall. What the steps take beyond that and beyond
-the baseline, the median of the steps right before the save, is the slow-down.
+all ranks have seen its end, for at least two steps. While it is, the loop stands still in `begin`, in `work`, and in
+each step where the copy has to be complete: before the optimizer's step, and at the end of the loop's. That is the
+stall. What the steps take beyond it and beyond the baseline, the medians of the steps right before the save, is the
+slow-down.
 """
 
 import os
@@ -27,12 +28,12 @@ from torch.distributed.tensor import DTensor
 
 RANKS = 2
 WIDTH = 768
-BATCH = 32
+BATCH = 8
 BLOCK_MIB = 27  # of each rank's parameters and two moments
-BLOCKS_MIN = 3
-# Each step trains one block in three, as stochastic depth does: through gloo, whole models take seconds a step. The
+BLOCKS_MIN = 4
+# Each step trains one block in four, as stochastic depth does: through gloo, whole models take seconds a step. The
 # optimizer updates all of them.
-TURNS = 3
+TURNS = 4
 BASELINE_STEPS = 4
 FLIGHT_STEPS_MIN = 2
 FLIGHT_SECONDS_MAX = 120.0
@@ -106,34 +107,52 @@ class Model(nn.Module):
         return values
 
 
-class Training:
-    """An FSDP2 model with AdamW, one thread a rank, in the process group that is there."""
+class UnannouncedAdamW(torch.optim.AdamW):
+    """AdamW as an optimizer of another kind, before whose steps torch calls no hooks."""
 
-    def __init__(self, state_mib: int) -> None:
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+UNANNOUNCED_STEP = UnannouncedAdamW.step  # the first instance would have it wrapped
+
+
+class Training:
+    """An FSDP2 model with AdamW, one thread a rank, in the process group that is there.
+
+    `announced`: whether torch's hooks tell of the optimizer's steps.
+    """
+
+    def __init__(self, state_mib: int, *, announced: bool = True) -> None:
         torch.set_num_threads(1)
         torch.manual_seed(0)
         self.model = Model(max(BLOCKS_MIN, round(state_mib / BLOCK_MIB)))
         for block in self.model.blocks:
             fully_shard(block)
         fully_shard(self.model)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, foreach=True)
+        kind = torch.optim.AdamW if announced else UnannouncedAdamW
+        self.optimizer = kind(self.model.parameters(), lr=1e-4, foreach=True)
+        UnannouncedAdamW.step = UNANNOUNCED_STEP
         self.end_step: Callable[[], None] = lambda: None
         self._batch = torch.randn(BATCH, WIDTH)
         self._steps = 0
-        self._asked = 0.0
-        self._waited = 0.0
+        self._may_step = 0.0
         for turn in (None, 0):  # all blocks first, so that each has gradients and moments from now on
             self._train(turn, lambda: None)
         # Hooks of the optimizer come after those of all optimizers, in which a save may be waited for.
-        self.optimizer.register_step_pre_hook(lambda *_: self._note_wait())
+        self.optimizer.register_step_pre_hook(lambda *_: setattr(self, "_may_step", time.monotonic()))
 
     def step(self, before_optimizer: Callable[[], None] = lambda: None) -> tuple[float, float]:
-        """Seconds that one iteration took, and how many of them it waited before the optimizer's step."""
+        """Seconds that one iteration took, and those of them that were spent where it may have to wait for a save:
+        before the optimizer's step, and after it."""
         began = time.monotonic()
-        self._train(self._steps % TURNS, before_optimizer)
+        waited = self._train(self._steps % TURNS, before_optimizer)
+        stepped = time.monotonic()
         self.end_step()
         self._steps += 1
-        return time.monotonic() - began, self._waited
+        ended = time.monotonic()
+        return ended - began, waited + ended - stepped
 
     def state_dict(self) -> dict[str, Any]:
         """The live tensors, as torch.distributed.checkpoint takes them."""
@@ -161,15 +180,14 @@ class Training:
             digest.update(as_bytes(tensor).numpy())
         return digest.hexdigest()
 
-    def _train(self, turn: int | None, before_optimizer: Callable[[], None]) -> None:
+    def _train(self, turn: int | None, before_optimizer: Callable[[], None]) -> float:
         self.model(self._batch, turn).square().mean().backward()
-        self._asked = time.monotonic()
+        computed = time.monotonic()
         before_optimizer()
+        self._may_step = time.monotonic()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=False)
-
-    def _note_wait(self) -> None:
-        self._waited = time.monotonic() - self._asked
+        return self._may_step - computed
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -184,7 +202,8 @@ def all_say(yes: bool) -> bool:
 
 def measure_save(training: Training, arm: Arm, directory: Path) -> tuple[Flight, str]:
     """The measurements, and the digest of what was to be saved."""
-    baseline = statistics.median(training.step()[0] for _ in range(BASELINE_STEPS))
+    before = [training.step() for _ in range(BASELINE_STEPS)]
+    baseline, waited_always = (statistics.median(seconds) for seconds in zip(*before, strict=True))
     digest = training.digest()
     dist.barrier()
     began_at, began = time.time(), time.monotonic()
@@ -198,7 +217,7 @@ def measure_save(training: Training, arm: Arm, directory: Path) -> tuple[Flight,
         arm.work()
         working = time.monotonic() - worked
         steps += 1
-        stall += waited + working
+        stall += waited - waited_always + working
         total += step_seconds - baseline + working
         ended = arm.done()
         if all_say(ended is not None) and steps >= FLIGHT_STEPS_MIN:
