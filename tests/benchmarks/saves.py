@@ -58,6 +58,7 @@ class Bench:
         self._plain = {arm.name: arm for arm in (*floors(), *peers())}
         self._groups: dict[str, Group] = {}
         self._saved: dict[str, Path] = {}
+        self._warm: set[str] = set()
         self.results: dict[str, Results] = {}
         self.state_bytes = 0
         for name in arms:
@@ -72,24 +73,28 @@ class Bench:
         return names[start:] + names[:start]
 
     def attempt(self, name: str, action: Callable[[str], None]) -> None:
-        """One measurement; an arm that fails is left out from then on, and its ranks are replaced."""
+        """One measurement; an arm that fails is left out from then on, and ranks that it broke are replaced."""
         try:
             action(name)
         except RanksFailed as failure:
             self.results[name].problem = str(failure)
             print(f"{name}: {failure}", file=sys.stderr)
-            group = self._groups.pop(self._group_name(name), None)
-            if group is not None:
+            if failure.broken and (group := self._groups.pop(self._group_name(name), None)) is not None:
                 group.close()
+                self._warm -= {other for other in self._warm if self._group_name(other) == self._group_name(name)}
 
     def first_save(self, name: str) -> None:
         group = self._group(name)
         group.ranks.ask(do="prepare", arm=name)
         pids = group.pids()
         before = with_peak(pids, lambda: group.ranks.ask(do="train", arm=name, steps=STEPS_WEIGHED))
-        self.results[name].add("memory", with_peak(pids, lambda: self._save(name)) - before)
+        peak = with_peak(pids, lambda: self._save(name))
+        self.results[name].values["memory"] = [peak - before]
+        self._warm.add(name)
 
     def timed_save(self, name: str) -> None:
+        if name not in self._warm:  # its ranks are new
+            self.first_save(name)
         flight = self._save(name)
         result, group = self.results[name], self._group(name)
         for column in ("stall", "slowdown", "total", "baseline"):
@@ -104,6 +109,8 @@ class Bench:
             result.add("durable", flight["ended"])
 
     def restore(self, name: str) -> None:
+        if name not in self._warm:
+            self.first_save(name)
         ranks, directory = self._group(name).ranks, self._saved[name]
         kinds = self._plain[name].restores if name in self._plain else ("cold", "warm")
         for kind in kinds:

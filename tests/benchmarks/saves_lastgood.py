@@ -144,7 +144,7 @@ class LastgoodGroup:
 
     def close(self) -> None:
         for rank in self.ranks.connections:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(RanksFailed):
                 self.ranks.tell(rank, do="end")
         self._thread.join(END_SECONDS_MAX)  # what does not end then ends with Ray
         self._listener.close()

@@ -15,12 +15,17 @@ import psutil
 
 START_SECONDS_MAX = 300.0
 ANSWER_SECONDS_MAX = 300.0
+ECHO_SECONDS_MAX = 10.0
 SAMPLE_SECONDS = 0.02
 POLL_SECONDS = 0.2
 
 
 class RanksFailed(Exception):
-    """What was asked was not done; the ranks are not to be asked again."""
+    """What was asked was not done. `broken`: these ranks are not to be asked again."""
+
+    def __init__(self, reason: str, *, broken: bool = True) -> None:
+        super().__init__(reason)
+        self.broken = broken
 
 
 class Ranks:
@@ -48,29 +53,31 @@ class Ranks:
 
     def ask(self, **command: Any) -> list[Any]:
         """Every rank's answer. RanksFailed with the reason if one fails, ends or does not answer."""
-        for connection in self.connections.values():
-            connection.send(command)
-        answers = {}
-        waiting = dict(self.connections)
-        while waiting:
-            ready = wait(list(waiting.values()), ANSWER_SECONDS_MAX)
+        for rank in self.connections:
+            self.tell(rank, **command)
+        answers: dict[int, dict[str, Any]] = {}
+        problem = ""
+        while waiting := {rank: one for rank, one in self.connections.items() if rank not in answers}:
+            # A rank whose peer has failed waits for it, perhaps for ever.
+            ready = wait(list(waiting.values()), ECHO_SECONDS_MAX if problem else ANSWER_SECONDS_MAX)
             if not ready:
-                raise RanksFailed(f"no answer in {ANSWER_SECONDS_MAX:.0f} s")
-            for rank, connection in list(waiting.items()):
-                if connection not in ready:
-                    continue
-                try:
-                    answer = connection.recv()
-                except (EOFError, OSError):
-                    raise RanksFailed(f"rank {rank} ended") from None
-                if "error" in answer:
-                    raise RanksFailed(answer["error"])
-                answers[rank] = answer["answer"]
-                del waiting[rank]
-        return [answers[rank] for rank in sorted(answers)]
+                raise RanksFailed(problem or f"no answer in {ANSWER_SECONDS_MAX:.0f} s")
+            for rank, connection in waiting.items():
+                if connection in ready:
+                    try:
+                        answers[rank] = connection.recv()
+                    except (EOFError, OSError):
+                        raise RanksFailed(problem or f"rank {rank} ended") from None
+                    problem = problem or answers[rank].get("error", "")
+        if problem:
+            raise RanksFailed(problem, broken=False)
+        return [answers[rank]["answer"] for rank in sorted(answers)]
 
     def tell(self, rank: int, **command: Any) -> None:
-        self.connections[rank].send(command)
+        try:
+            self.connections[rank].send(command)
+        except OSError:
+            raise RanksFailed(f"rank {rank} ended") from None
 
     def close(self) -> None:
         for connection in self.connections.values():
@@ -120,7 +127,11 @@ class PlainGroup:
                 )
                 for rank in range(number)
             ]
-            self.ranks = Ranks(listener, "plain", number, self._problem)
+            try:
+                self.ranks = Ranks(listener, "plain", number, self._problem)
+            except RanksFailed:
+                self._kill()
+                raise
 
     def pids(self) -> list[int]:
         return self.ranks.pids
@@ -130,15 +141,18 @@ class PlainGroup:
         return None if codes == [None] * len(codes) else f"ranks ended while they started: exit codes {codes}"
 
     def close(self) -> None:
-        """Kill them, with what peers have left running; Python's resource tracker ends by itself, when it has removed
-        what they shared."""
+        self._kill()
+        self.ranks.close()
+
+    def _kill(self) -> None:
+        """With what peers have left running; Python's resource tracker ends by itself, when it has removed what they
+        shared."""
         for process in self._processes:
             for member in group_members(process.pid):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     if not any("resource_tracker" in word for word in member.cmdline()):
                         member.kill()
             process.wait()
-        self.ranks.close()
 
 
 def group_members(leader: int) -> list[psutil.Process]:
