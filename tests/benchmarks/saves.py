@@ -32,8 +32,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ray
 import saves_table
+from saves_floors import floors
 from saves_lastgood import SLOTS, WAYS, LastgoodGroup, missing_settings
+from saves_peers import peers
 from saves_ranks import Group, PlainGroup, RanksFailed, pss_bytes, with_peak
 from saves_table import Results
 
@@ -42,6 +45,7 @@ RESTORE_ROUNDS = 3
 RESTARTS = 3
 STEPS_WEIGHED = 8
 READ_BYTES = 8 << 20
+PLAIN = {arm.name: arm for arm in (*peers(), *floors())}
 
 
 class Bench:
@@ -49,20 +53,16 @@ class Bench:
 
     def __init__(self, scratch: Path, directory: Path, state_mib: int, arms: list[str]) -> None:
         """`scratch`: for sockets, whose paths are short. `directory`: for what is saved."""
-        from saves_floors import floors
-        from saves_peers import peers
-
         self._scratch = scratch
         self._directory = directory
         self._state_mib = state_mib
-        self._plain = {arm.name: arm for arm in (*floors(), *peers())}
         self._groups: dict[str, Group] = {}
         self._saved: dict[str, Path] = {}
         self._warm: set[str] = set()
         self.results: dict[str, Results] = {}
         self.state_bytes = 0
         for name in arms:
-            self.results[name] = Results(name, self._plain[name].fsyncs if name in self._plain else True)
+            self.results[name] = Results(name, PLAIN[name].fsyncs if name in PLAIN else True)
             if name in WAYS and (missing := missing_settings(name)):
                 self.results[name].problem = f"RecoveryConfig has no {', '.join(missing)}"
 
@@ -112,7 +112,7 @@ class Bench:
         if name not in self._warm:
             self.first_save(name)
         ranks, directory = self._group(name).ranks, self._saved[name]
-        kinds = self._plain[name].restores if name in self._plain else ("cold", "warm")
+        kinds = PLAIN[name].restores if name in PLAIN else ("cold", "warm")
         for kind in kinds:
             prepare_cache(directory, kind)
             seconds = ranks.ask(do="restore", arm=name, directory=str(directory))
@@ -129,6 +129,9 @@ class Bench:
     def save_and_weigh(self, name: str) -> None:
         self._save(name)
         self.results[name].add("memory_held", pss_bytes(self._group(name).pids()))
+
+    def memory_bytes(self) -> int:
+        return sum(pss_bytes(group.pids()) for group in self._groups.values())
 
     def close(self) -> None:
         for group in self._groups.values():
@@ -179,6 +182,7 @@ def prepare_cache(directory: Path, kind: str) -> None:
 def compare(bench: Bench, rounds: int) -> list[saves_table.Goal]:
     for name in bench.running():
         bench.attempt(name, bench.first_save)
+    print(f"all arms together use {bench.memory_bytes() / saves_table.MIB:,.0f} MiB", file=sys.stderr)
     for number in range(rounds):
         print(f"round {number + 1} of {rounds}", file=sys.stderr)
         for name in bench.running(number):
@@ -217,15 +221,10 @@ def main() -> None:
     os.dup2(2, 1)  # Ray prints to standard output too
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([here, *(path for path in sys.path if path)])
-    from saves_floors import floors
-    from saves_peers import peers
-
-    known = [*WAYS, *(arm.name for arm in (*peers(), *floors()))]
+    known = [*WAYS, *PLAIN]
     arms = ["lastgood"] if args.saves else args.only.split(",") if args.only else known
     if unknown := set(arms) - set(known):
         parser.error(f"unknown arms: {', '.join(sorted(unknown))}; known: {', '.join(known)}")
-    import ray
-
     with (
         tempfile.TemporaryDirectory(prefix="lg-bench-", ignore_cleanup_errors=True) as scratch,
         tempfile.TemporaryDirectory(prefix="lg-saves-", dir=args.directory, ignore_cleanup_errors=True) as directory,

@@ -40,6 +40,7 @@ class Copy:
             start += source.nbytes
 
     def fill(self) -> None:
+        assert self._pairs, "nothing to copy"
         for target, source in self._pairs:
             target.copy_(source)
 

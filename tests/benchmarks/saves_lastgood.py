@@ -136,8 +136,8 @@ class LastgoodGroup:
         """Kill a rank; seconds that the slowest then took to restore from memory, None if it was not from there."""
         generation = self.ranks.hellos[0]["generation"] + 1
         self.ranks.tell(self._number - 1, do="die")
-        self.ranks.close()
-        self.ranks = Ranks(self._listener, self._name, self._number, self._problem)
+        ended, self.ranks = self.ranks, Ranks(self._listener, self._name, self._number, self._problem)
+        ended.close()
         (begun,) = self._entries("generation", lambda entry: entry["generation"] == generation, 1)
         restored = self._entries("restored", lambda entry: entry["generation"] == generation, self._number)
         return max(entry["seconds"] for entry in restored) if begun["source"] == "memory" else None

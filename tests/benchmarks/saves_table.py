@@ -106,7 +106,8 @@ def flat_goal(memory_bytes: Sequence[float], *, ranks: int) -> Goal:
     """`memory_bytes`: after each save, of all ranks and keepers together."""
     saves = len(memory_bytes)
     growth = slope(memory_bytes) * (saves - 1) / ranks / MIB
-    return Goal(f"growth over {saves} saves a rank, fitted, in MiB: lastgood", GROWTH_MIB_MAX, growth)
+    held = f"{memory_bytes[0] / MIB:.0f} after the first, {memory_bytes[-1] / MIB:.0f} after the last, of all ranks"
+    return Goal(f"growth over {saves} saves a rank, fitted, in MiB: lastgood ({held})", GROWTH_MIB_MAX, growth)
 
 
 def slope(values: Sequence[float]) -> float:
