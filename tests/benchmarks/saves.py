@@ -3,9 +3,11 @@
     python tests/benchmarks/saves.py [--rounds 5] [--state-mib 512] [--only lastgood,floor-copy] [--json [FILE]]
     python tests/benchmarks/saves.py --saves 200        (instead: whether memory stays flat over so many saves)
 
-Two ranks train an FSDP2 model with AdamW through gloo, one thread each. All arms are there at once, and wait while one
-is measured: round by round, so that noise hits all alike. Peers and floors share a pair of ranks of plain torch; each
-way to run lastgood is a supervised run of its own, on one local Ray. Peers come with pip install --editable '.[bench]'.
+Two ranks train an FSDP2 model with AdamW through gloo, one thread each. The arms of a sitting are all there at once,
+and wait while one is measured: round by round, so that noise hits all alike. Peers and floors share a pair of ranks of
+plain torch; each way to run lastgood is a supervised run of its own, on one local Ray. Others than the default way have
+a second sitting, with floors of its own, since memory has no room for all. Peers come with pip install --editable
+'.[bench]'.
 
 Columns, medians and (least..most) over the rounds:
 stall         the loop stands still
@@ -34,7 +36,7 @@ from typing import Any
 
 import ray
 import saves_table
-from saves_floors import floors
+from saves_floors import floors, floors_again
 from saves_lastgood import SLOTS, WAYS, LastgoodGroup, missing_settings
 from saves_peers import peers
 from saves_ranks import Group, PlainGroup, RanksFailed, pss_bytes, with_peak
@@ -42,10 +44,15 @@ from saves_table import Results
 
 RANKS = 2
 RESTORE_ROUNDS = 3
+RESTARTED = "lastgood"
 RESTARTS = 3
 STEPS_WEIGHED = 8
 READ_BYTES = 8 << 20
-PLAIN = {arm.name: arm for arm in (*peers(), *floors())}
+PLAIN = {arm.name: arm for arm in (*peers(), *floors(), *floors_again())}
+SITTINGS = (
+    ["lastgood", *(arm.name for arm in (*peers(), *floors()))],
+    ["lastgood-unverified", "lastgood-synchronous", *(arm.name for arm in floors_again())],
+)
 
 
 class Bench:
@@ -66,9 +73,9 @@ class Bench:
             if name in WAYS and (missing := missing_settings(name)):
                 self.results[name].problem = f"RecoveryConfig has no {', '.join(missing)}"
 
-    def running(self, rotation: int = 0) -> list[str]:
+    def running(self, sitting: list[str], rotation: int = 0) -> list[str]:
         """Each round begins with another one, so that none always follows the same."""
-        names = [name for name, result in self.results.items() if result.problem is None]
+        names = [name for name in sitting if name in self.results and self.results[name].problem is None]
         start = rotation % max(1, len(names))
         return names[start:] + names[:start]
 
@@ -134,8 +141,12 @@ class Bench:
         return sum(pss_bytes(group.pids()) for group in self._groups.values())
 
     def close(self) -> None:
-        for group in self._groups.values():
-            group.close()
+        """End all ranks, and delete what they saved."""
+        while self._groups:
+            self._groups.popitem()[1].close()
+        while self._saved:
+            shutil.rmtree(self._saved.popitem()[1], ignore_errors=True)
+        self._warm.clear()
 
     def _save(self, name: str) -> dict[str, float]:
         group = self._group(name)
@@ -179,28 +190,34 @@ def prepare_cache(directory: Path, kind: str) -> None:
             os.close(fd)
 
 
-def compare(bench: Bench, rounds: int) -> list[saves_table.Goal]:
-    for name in bench.running():
+def sit(bench: Bench, sitting: list[str], rounds: int) -> None:
+    for name in bench.running(sitting):
         bench.attempt(name, bench.first_save)
-    print(f"all arms together use {bench.memory_bytes() / saves_table.MIB:,.0f} MiB", file=sys.stderr)
+    print(f"all of these together use {bench.memory_bytes() / saves_table.MIB:,.0f} MiB", file=sys.stderr)
     for number in range(rounds):
         print(f"round {number + 1} of {rounds}", file=sys.stderr)
-        for name in bench.running(number):
+        for name in bench.running(sitting, number):
             bench.attempt(name, bench.timed_save)
     for number in range(min(rounds, RESTORE_ROUNDS)):
         print(f"restores {number + 1} of {min(rounds, RESTORE_ROUNDS)}", file=sys.stderr)
-        for name in bench.running(number):
+        for name in bench.running(sitting, number):
             bench.attempt(name, bench.restore)
-    if "lastgood" in bench.running():
-        for _ in range(min(rounds, RESTARTS)):
-            bench.attempt("lastgood", bench.restart)
+    for _ in range(min(rounds, RESTARTS)):
+        for name in bench.running([name for name in sitting if name == RESTARTED]):
+            bench.attempt(name, bench.restart)
+
+
+def compare(bench: Bench, rounds: int) -> list[saves_table.Goal]:
+    for sitting in SITTINGS:
+        sit(bench, sitting, rounds)
+        bench.close()
     return saves_table.goals(bench.results, slots_bytes=RANKS * SLOTS * bench.state_bytes, ranks=RANKS)
 
 
 def stay_flat(bench: Bench, saves: int) -> list[saves_table.Goal]:
     bench.attempt("lastgood", bench.first_save)
     for _ in range(saves):
-        if bench.running():
+        if bench.running(["lastgood"]):
             bench.attempt("lastgood", bench.save_and_weigh)
     held = bench.results["lastgood"].values.get("memory_held", [])
     return [saves_table.flat_goal(held, ranks=RANKS)] if len(held) == saves else []
@@ -221,7 +238,7 @@ def main() -> None:
     os.dup2(2, 1)  # Ray prints to standard output too
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([here, *(path for path in sys.path if path)])
-    known = [*WAYS, *PLAIN]
+    known = [name for sitting in SITTINGS for name in sitting]
     arms = ["lastgood"] if args.saves else args.only.split(",") if args.only else known
     if unknown := set(arms) - set(known):
         parser.error(f"unknown arms: {', '.join(sorted(unknown))}; known: {', '.join(known)}")

@@ -54,7 +54,8 @@ class _Floor(Arm):
     restores = ()
     gives_back = False
 
-    def __init__(self, copy: Copy) -> None:
+    def __init__(self, name: str, copy: Copy) -> None:
+        self.name = name
         self._copy = copy
         self._ended: float | None = None
 
@@ -71,7 +72,6 @@ class _Floor(Arm):
 
 
 class CopyFloor(_Floor):
-    name = "floor-copy"
     fsyncs = False
     restores = ("warm",)
 
@@ -86,7 +86,6 @@ class CopyFloor(_Floor):
 class DirectFloor(_Floor):
     """Writes what the copy holds, and reads it back: no copy, no training beside it."""
 
-    name = "floor-direct"
     restores = ("cold",)
 
     def prepare(self, training: Training) -> None:
@@ -104,9 +103,8 @@ class DirectFloor(_Floor):
 class HelperFloor(_Floor):
     """A copy, which a helper process writes while training goes on; made in the loop, or beside it in a thread."""
 
-    def __init__(self, copy: Copy, *, overlapped: bool) -> None:
-        super().__init__(copy)
-        self.name = "floor-helper-overlapped" if overlapped else "floor-helper"
+    def __init__(self, name: str, copy: Copy, *, overlapped: bool) -> None:
+        super().__init__(name, copy)
         self._overlapped = overlapped
         self._helper: subprocess.Popen[str] | None = None
         self._thread: threading.Thread | None = None
@@ -153,4 +151,15 @@ def file_of(directory: Path) -> str:
 
 def floors() -> list[Arm]:
     copy = Copy()
-    return [CopyFloor(copy), DirectFloor(copy), HelperFloor(copy, overlapped=False), HelperFloor(copy, overlapped=True)]
+    return [
+        CopyFloor("floor-copy", copy),
+        DirectFloor("floor-direct", copy),
+        HelperFloor("floor-helper", copy, overlapped=False),
+        HelperFloor("floor-helper-overlapped", copy, overlapped=True),
+    ]
+
+
+def floors_again() -> list[Arm]:
+    """For what is measured in another sitting."""
+    copy = Copy()
+    return [CopyFloor("floor-copy-again", copy), HelperFloor("floor-helper-again", copy, overlapped=False)]

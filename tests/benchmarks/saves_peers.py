@@ -247,7 +247,7 @@ def main() -> None:
     address, rendezvous, rank, state_mib = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     warnings.simplefilter("ignore")
     join(rendezvous, rank)
-    arms = {arm.name: arm for arm in (*saves_floors.floors(), *peers())}
+    arms = {arm.name: arm for arm in (*saves_floors.floors(), *saves_floors.floors_again(), *peers())}
     serve(address, {"group": "plain", "rank": rank}, Training(state_mib), arms, idle=contextlib.nullcontext)
     os._exit(0)  # what peers leave running is ended by the driver
 

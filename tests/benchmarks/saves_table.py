@@ -82,9 +82,9 @@ def goals(results: Mapping[str, Results], *, slots_bytes: int, ranks: int) -> li
 
     found = [
         ratio("stall when overlapped", 0.1, "stall", "lastgood", "floor-copy"),
-        ratio("stall when not overlapped", 1.2, "stall", "lastgood-synchronous", "floor-copy"),
+        ratio("stall when not overlapped", 1.2, "stall", "lastgood-synchronous", "floor-copy-again"),
         ratio("overhead with verification", 2.0, "total", "lastgood", "floor-helper"),
-        ratio("overhead without verification", 1.3, "total", "lastgood-unverified", "floor-helper"),
+        ratio("overhead without verification", 1.3, "total", "lastgood-unverified", "floor-helper-again"),
     ]
     for name, result in results.items():
         if result.fsyncs and not name.startswith(("lastgood", "floor")) and result.median("total") is not None:
