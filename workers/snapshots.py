@@ -191,9 +191,6 @@ class SnapshotWriter:
             self._page.beat()
             time.sleep(_POLL_SECONDS)
 
-    def _free_slots(self) -> list[int]:
-        return [index for index, slot in enumerate(self._slots) if slot.state is SlotState.FREE]
-
     def _replace_slots(self, image_bytes: int) -> None:
         """Fresh slots of the right size; the keeper finishes with the old ones and drops them."""
         with self._page.declared("allocating snapshots", _ALLOCATE_SECONDS_MAX):
