@@ -2,6 +2,7 @@
 its own on every rank, for those are what a restore loses first."""
 
 import random
+import time
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,10 @@ def torchdata_loop(config: dict[str, Any]) -> None:
 
 
 def wide_loop(config: dict[str, Any]) -> None:
-    """A state of several megabytes, so that memory which is not given back shows; every step waits for its save."""
+    """A state of several megabytes, so that memory which is not given back shows.
+
+    config: steps; pace_seconds: how long a step takes at least; without it every step waits for its save.
+    """
     session = workers.get_session()
     torch.manual_seed(0)
     model = nn.Linear(WIDTH, WIDTH)
@@ -133,4 +137,7 @@ def wide_loop(config: dict[str, Any]) -> None:
         optimizer.step()
         optimizer.zero_grad()
         session.end_step()
-        session.save_now(wait=True)
+        if "pace_seconds" in config:
+            time.sleep(config["pace_seconds"])
+        else:
+            session.save_now(wait=True)
