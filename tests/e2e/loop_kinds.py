@@ -141,3 +141,22 @@ def wide_loop(config: dict[str, Any]) -> None:
             time.sleep(config["pace_seconds"])
         else:
             session.save_now(wait=True)
+
+
+def big_loop(config: dict[str, Any]) -> None:
+    """As many parameters as asked, of so many numbers each, and a momentum for each; a gradient takes no memory.
+
+    config: tensors, numel; steps. After n steps with the momentum 0.5, what a parameter has lost is known.
+    """
+    session = workers.get_session()
+    model = nn.ParameterList([nn.Parameter(torch.zeros(config["numel"])) for _ in range(config["tensors"])])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5, foreach=False)
+    session.track(model=model, optimizer=optimizer, scheduler=None, data=None)
+    session.restore()
+    gradient = torch.ones(1)
+    while session.step < config["steps"]:
+        for parameter in model:
+            parameter.grad = gradient.expand(config["numel"])
+        optimizer.step()
+        session.end_step()
+        session.save_now(wait=True)

@@ -1,5 +1,6 @@
 """A disk that is much slower than the training: saves are skipped, and nothing queues up, grows or waits."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import psutil
 import pytest
 from harness import Run, entries, wait_for
 
+from orchestrator.observe.ledger import read_ledger
 from workers import failpoint
 from workers.failpoint import Arm
 
@@ -37,16 +39,12 @@ def memory_of(status: dict[str, Any]) -> dict[str, int]:
 
 def slots_of(pid: int) -> set[int]:
     """Inodes of the slots that a process has open."""
-    directory = Path(f"/proc/{pid}/fd")
-    names = [directory / fd for fd in os.listdir(directory)]
-    return {os.stat(name).st_ino for name in names if name.exists(follow_symlinks=False) and is_slot(name)}
-
-
-def is_slot(name: Path) -> bool:
-    try:
-        return "memfd:lastgood-slot" in os.readlink(name)
-    except OSError:
-        return False  # closed meanwhile
+    found = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if "memfd:lastgood-slot" in os.readlink(descriptor):
+                found.add(os.stat(descriptor).st_ino)
+    return found
 
 
 def test_with_a_slow_disk_saves_are_skipped_and_nothing_queues_up_grows_or_waits(tmp_path: Path) -> None:
@@ -90,7 +88,7 @@ def test_with_a_slow_disk_saves_are_skipped_and_nothing_queues_up_grows_or_waits
     assert len(skipped) >= WRITES * (GAP // SAVE_EVERY - 3)
     assert committed[-1] == STEPS
     in_flight = 0
-    for entry in harness.read_ledger(run_dir / "ledger.jsonl"):
+    for entry in read_ledger(run_dir / "ledger.jsonl"):
         in_flight += {"snapshot": 1, "commit": -1}.get(entry["kind"], 0)
         assert in_flight in (0, 1)
     assert not entries(run_dir, "failure")
