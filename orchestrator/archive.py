@@ -7,7 +7,7 @@
 
 Invariants:
 - What exists is found by looking, never remembered. There is no index that could be lost, and nothing points anywhere.
-- A driver that sees a generation above its own commits nothing and deletes nothing any more (Fenced).
+- A driver that sees another driver's generation above its own commits nothing and deletes nothing any more (Fenced).
 - A generation trains only from what is still the newest after its file was in place (LineageMoved).
 - Nothing that a higher generation may have chosen is unlinked: out of sight first, then look, then unlink or put back.
 
@@ -17,6 +17,7 @@ directory truncated, changed or deleted by anyone; names that lastgood did not g
 
 import errno
 import re
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from orchestrator.decide import ladder, lineage
-from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord
+from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord, MemorySet
 from orchestrator.generation_file import generation_bytes, parse_generation, unknown_generation
 from workers import failpoint
 from workers.checkpoint.manifest import (
@@ -101,6 +102,8 @@ class RunArchive:
         self._store = store
         self._clock = clock
         self._created_in_vain: set[int] = set()
+        self._creating = threading.Lock()
+        self._created = 0  # the highest generation that was created here
 
     @property
     def root(self) -> Path:
@@ -169,11 +172,15 @@ class RunArchive:
         return tuple(problems)
 
     def select(
-        self, committed: Collection[str] = (), *, suspects: Mapping[str, str] = MappingProxyType({})
+        self,
+        committed: Collection[str] = (),
+        *,
+        suspects: Mapping[str, str] = MappingProxyType({}),
+        memory: MemorySet | None = None,
     ) -> Selection:
         """Choose what to restore; a rung that is visibly damaged is put into quarantine and the next one taken.
 
-        For `committed` see `scan`, for `suspects` ladder.choose.
+        For `committed` see `scan`, for `suspects` and `memory` ladder.choose.
         """
         newly: dict[str, str] = {}
         while True:
@@ -186,6 +193,7 @@ class RunArchive:
                 rejected={**vanished, **scan.rejected},
                 unfinished=scan.orphans,
                 suspects=suspects,
+                memory=memory,
             )
             if isinstance(choice, ladder.Restore):
                 problems = self.structural_problems(choice.name)
@@ -209,7 +217,10 @@ class RunArchive:
         self._store.make_dir(GENERATIONS_DIR)
         self._check_fence(record.number)
         try:
-            self._store.create_exclusive(_generation_path(record.number), generation_bytes(record))
+            # A commit that goes on meanwhile is not to take this file for another driver's.
+            with self._creating:
+                self._store.create_exclusive(_generation_path(record.number), generation_bytes(record))
+                self._created = max(self._created, record.number)
         except FileExistsError:
             raise Fenced(_fenced(record.number, record.number)) from None
         failpoint.hit("generation.created", generation=record.number, step=record.restored_step)
@@ -221,7 +232,10 @@ class RunArchive:
             moved = f"{record.parent}, which generation {record.number} was to restore, is gone"
         before = lineage.newest(seen.generations, seen.checkpoints)
         now = lineage.newest(seen.generations, committed)
-        if not moved and now != before:
+        restored = (record.parent_generation or 0, record.restored_step)
+        # A set that is restored from memory may be committed meanwhile, or one before it.
+        expected = record.source == "memory" and now is not None and (now.generation, now.step) <= restored
+        if not moved and now != before and not expected:
             moved = f"{now.name if now else 'nothing'} is the newest checkpoint now, no longer {before and before.name}"
         if moved:
             self._created_in_vain.add(record.number)
@@ -317,8 +331,9 @@ class RunArchive:
         return max(self._generation_numbers(fresh=True), default=0)
 
     def _check_fence(self, my_generation: int) -> None:
-        highest = self._highest_number()
-        if highest > my_generation:
+        with self._creating:
+            mine, highest = max(my_generation, self._created), self._highest_number()
+        if highest > mine:
             raise Fenced(_fenced(my_generation, highest))
 
     def _read_generation(self, number: int) -> GenerationRecord:

@@ -16,12 +16,18 @@ class RecoveryConfig:
     """Raises CallerError, naming the field, for a value that cannot work.
 
     save_every_steps: a save after every so many steps; None saves the last step only.
+    snapshot_every_steps: between saves, a snapshot after every so many steps that stays in memory, for the next
+    generation to restore; "auto" takes them as often as snapshot_overhead_max allows; None: only saves are snapshotted.
+    snapshot_overhead_max: the part of the training time that these copies may take with "auto"; 0 to 1.
     save_at_end: whether the last step is saved when the loop returns.
     keep_last: committed checkpoints that are kept, counted from the newest.
     keep_last_min: how many of them are kept also when the disk is full and the next save needs the room.
     max_failures: failures of one cause that the run survives between two checkpoints: a number for every cause, or a
     mapping, e.g. {"signal": 20, "hang": 2}; for other causes, or with None, a run that makes no progress is stopped.
-    snapshot_slots: snapshots that each rank may hold in memory at once; each takes as much memory as its shard.
+    snapshot_slots: snapshots that each rank may hold in memory at once; each takes as much memory as its shard. Three:
+    the newest, a newer one that is not complete on all ranks yet, and one for the next save. While a save is written it
+    takes one more, so with three one newer snapshot is kept meanwhile, and with four they go on being taken. Two are
+    enough if snapshot_every_steps is None.
     memory_fraction_max: the part of a node's memory that may be in use with all snapshots in place; 0 to 1.
     verify_saves: whether each shard is read back and compared before its save counts; without, a checkpoint that the
     storage has damaged is noticed when it is restored, and passed over then.
@@ -40,7 +46,7 @@ class RecoveryConfig:
     sigterm_seconds: how long a process that was sent SIGTERM is still there; a save and the move elsewhere must fit.
     takeover_seconds: how long a new driver waits for the processes of an earlier one to end.
     on_bad_loss: what happens when a loss or gradient norm that the loop gives to `session.end_step` is bad. "stop" ends
-    the run with an error; "rollback" goes back to the newest checkpoint and passes over the batches of that step.
+    the run with an error; "rollback" goes back to the newest saved state and passes over the batches of that step.
     loss_spike_factor: a loss or gradient norm above this factor times the median of the last 50 counts as bad; with
     None only one that is not finite does.
     record_samples: whether the ids of consumed samples are written to the run directory.
@@ -52,11 +58,13 @@ class RecoveryConfig:
     """
 
     save_every_steps: int | None = 100
+    snapshot_every_steps: int | Literal["auto"] | None = "auto"
+    snapshot_overhead_max: float = 0.02
     save_at_end: bool = True
     keep_last: int = 3
     keep_last_min: int = 1
     max_failures: int | Mapping[str, int] | None = None
-    snapshot_slots: int = 2
+    snapshot_slots: int = 3
     memory_fraction_max: float = 0.9
     verify_saves: bool = True
     verify_bytes_per_second_max: float | None = None
@@ -80,6 +88,14 @@ class RecoveryConfig:
     def __post_init__(self) -> None:
         if self.save_every_steps is not None:
             self._require_whole("save_every_steps", 1, "a number of steps, at least 1, or None")
+        if self.snapshot_every_steps not in (None, "auto"):
+            self._require_whole("snapshot_every_steps", 1, 'a number of steps, at least 1, "auto" or None')
+        overhead = self.snapshot_overhead_max
+        self._require(
+            "snapshot_overhead_max",
+            isinstance(overhead, int | float) and not isinstance(overhead, bool) and 0 < overhead <= 1,
+            "a number above 0 and at most 1",
+        )
         self._require_whole("keep_last", 1, "a whole number, at least 1")
         self._require_whole("keep_last_min", 1, "a whole number, at least 1")
         self._require("keep_last_min", self.keep_last_min <= self.keep_last, f"at most keep_last, {self.keep_last}")

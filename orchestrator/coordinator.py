@@ -32,6 +32,7 @@ from orchestrator.roster import KeeperRoster
 from orchestrator.rounds import RayEnded, Round, Rounds
 from orchestrator.save_at_once import SaveAtOnce
 from orchestrator.saves import Saves
+from orchestrator.snapshot_pace import SnapshotPace
 from orchestrator.watch import Watch
 from workers import failpoint
 from workers.checkpoint.store import LocalStore
@@ -165,6 +166,7 @@ class Coordinator:
             post_to_agents=self._crew.post_to_agents,
             post_to_node=self._keepers.post_to_node,
         )
+        self._pace = SnapshotPace(config.recovery, self._ledger, self._crew.post_to_agents)
         self._life = Lifecycle(
             config=config,
             archive=self._archive,
@@ -179,10 +181,12 @@ class Coordinator:
             save_at_once=self._save_at_once,
             handover=self._handover,
             rounds=self._rounds,
+            pace=self._pace,
             outcome=before.outcome,
             skipped=recovery.skipped_batches(self._ledger.path),
             put=self._put,
             checkpoint=newest.name if newest else None,
+            record=current,
         )
 
     # ------------------------------------------------------------ what members call
@@ -282,6 +286,7 @@ class Coordinator:
                     "restored",
                     generation=event.generation,
                     rank=self._crew.rank_of(event.agent),
+                    source=event.source,
                     checkpoint=event.checkpoint,
                     step=event.step,
                     seconds=event.seconds,
@@ -317,6 +322,7 @@ class Coordinator:
                 self._save_refused(event)
             case Snapshotted():
                 self._saves.snapshotted(event)
+                self._pace.snapshotted(event.snapshot, rendezvous.generation)
             case SnapshotSkipped():
                 self._saves.skipped(event)
             case ShardPersisted():
@@ -358,8 +364,8 @@ class Coordinator:
         self._rounds.joined()
         if event.terminated is not None:
             self._handover.terminated(event.terminated)
+        self._resume_saves()  # before a generation is created, which may restore what keepers hold
         await self._life.carry_out(decisions)
-        self._resume_saves()
         if self._life.outcome.ended:
             self._mail.post(event.agent, Finish(last_report=self._reports.last))
 
@@ -376,8 +382,10 @@ class Coordinator:
 
     async def _node_lost(self, node: str) -> None:
         self._ledger.append("node_lost", node=node, ranks=self._crew.ranks_on(node))
+        lost = self._keepers.at(node)
         for generation, ranks in self._keepers.node_lost(node):
             self._saves.keeper_lost(ranks, generation)
+        await self._life.keeper_lost(lost)
         await self._life.carry_out(self._rendezvous.agents_lost(self._crew.ranks_on(node)))
 
     def _resume_saves(self) -> None:
@@ -398,6 +406,7 @@ class Coordinator:
         self._save_at_once.progressed(event.generation, event.step)
         if event.loss is not None and self._crew.rank_of(event.agent) == 0:
             self._loss = event.loss
+        self._pace.pulse(event)
         cause = self._watch.pulse(event)
         if cause is not None:
             await self._life.carry_out(self._rendezvous.fail(cause))

@@ -1,15 +1,15 @@
 """From one generation to the next: carries out what the rendezvous decides.
 
 Invariants: the ranks of a generation start only after its file is in place and every node has a keeper; a failure is
-judged only when all its ranks are gone and the keepers have taken in what they had told; the run ends once, with one
-outcome.
+judged only when all its ranks are gone and the keepers have taken in what they had told; saves under way are waited for
+only where the newest state cannot be restored from memory; the run ends once, with one outcome.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator import recovery
@@ -18,6 +18,7 @@ from orchestrator.decide import bad_loss
 from orchestrator.decide import rendezvous as rv
 from orchestrator.decide.budget import FailureBudget, Retry, Stop
 from orchestrator.decide.failure import Cause, Failure
+from orchestrator.decide.lineage import GenerationRecord, MemorySet
 from orchestrator.decide.probation import Probation
 from orchestrator.handover import Handover
 from orchestrator.mailbox import Mailboxes
@@ -28,6 +29,7 @@ from orchestrator.roster import KeeperRoster
 from orchestrator.rounds import Rounds
 from orchestrator.save_at_once import SaveAtOnce
 from orchestrator.saves import Saves
+from orchestrator.snapshot_pace import SnapshotPace
 from workers.data.course import BatchId
 from workers.errors import Fenced, LastgoodError, TrainingDiverged, TrainingFailed
 from workers.keeper_messages import EndGeneration
@@ -36,7 +38,7 @@ from workers.messages import Finish, KillRank, RestoreOrder, StartRank
 logger = logging.getLogger("lastgood")
 
 _SETTLE_SECONDS = 5.0
-_DRAIN_SECONDS = 1.0
+_DRAIN_SECONDS = 5.0
 _RETRY_SECONDS = 2.0
 
 
@@ -66,7 +68,7 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class CreateAgain:
-    """The storage refused the generation's file a while ago."""
+    """The storage refused the generation's file a while ago, or saves under way have been waited for."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,16 +88,18 @@ class Lifecycle:
     save_at_once: SaveAtOnce
     handover: Handover
     rounds: Rounds
+    pace: SnapshotPace
     outcome: Outcome
     skipped: frozenset[BatchId]
     put: Callable[[Any], None]
     restore_failed: str | None = None
     _noticed_at: float | None = None
     checkpoint: str | None = None
-    _restore_order: RestoreOrder | None = None
+    record: GenerationRecord | None = None
     _judging: Failure | None = None
     _refused_since: float | None = None
     _waiting: asyncio.Task[None] | None = None
+    _settling: asyncio.Task[None] | None = None
 
     async def carry_out(self, decisions: Sequence[rv.Decision]) -> None:
         for decision in decisions:
@@ -117,6 +121,12 @@ class Lifecycle:
         """Choose what to restore and create the generation's file; called again when the last keeper has joined."""
         if self.rendezvous.phase is not rv.Phase.CREATING or not self.keepers.complete():
             return
+        memory = self._reachable(self.saves.memory)
+        if memory is None and not self.saves.idle and (self._settling is None or not self._settling.done()):
+            # What they commit need not be trained again.
+            if self._settling is None:
+                self._settling = asyncio.get_running_loop().create_task(self._settle(CreateAgain()))
+            return
         try:
             created = await asyncio.to_thread(
                 recovery.create_generation,
@@ -128,15 +138,16 @@ class Lifecycle:
                 world_size=len(self.rendezvous.members),
                 skip=self.skipped,
                 suspects=dict(self.probation.suspects),
+                memory=memory,
                 on_quarantine=self._note_quarantine,
             )
         except OSError as error:
             self._create_later(error)
             return
-        self._refused_since = None
-        record = created.record
+        self._refused_since, self._settling = None, None
+        record = self.record = created.record
         for name, why in created.passed:
-            logger.warning("lastgood: checkpoint %s is passed over: %s", name, why)
+            logger.warning("lastgood: %s is passed over: %s", name, why)
             self.ledger.append("passed_over", checkpoint=name, reason=why)
         self.restore_failed, self._noticed_at = None, None
         self.checkpoint = self.saves.restoring = record.parent
@@ -144,10 +155,7 @@ class Lifecycle:
         self.budget.generation_started(record.restored_step)
         self.save_at_once.generation_started(record.number, record.restored_step)
         self.handover.generation_started()
-        self.probation.generation_started(record.parent)
-        self._restore_order = (
-            RestoreOrder(checkpoint=record.parent, step=record.restored_step) if record.parent else None
-        )
+        self.probation.generation_started(recovery.origin_name(asdict(record)))
         self.skipped = frozenset(record.skip)
         await self.carry_out(self.rendezvous.created(record.number))
         self.ledger.append(
@@ -158,6 +166,7 @@ class Lifecycle:
             restored_step=record.restored_step,
             source=record.source,
             checkpoint=record.parent,
+            parent_generation=record.parent_generation,
             ranks=record.world_size,
             skip=record.skip,
         )
@@ -174,6 +183,22 @@ class Lifecycle:
     def _note_quarantine(self, checkpoint: str, reason: str) -> None:
         self.ledger.append("quarantine", checkpoint=checkpoint, reason=reason)
 
+    def _reachable(self, memory: MemorySet | None) -> MemorySet | None:
+        """The set, if the ranks that are about to start find it in the memory of their own nodes."""
+        here = {rank: self.keepers.at(member.joined.node) for rank, member in self.rendezvous.members.items()}
+        return memory if memory is not None and memory.where == here else None
+
+    def _restore_order(self) -> RestoreOrder | None:
+        record = self.record
+        if record is None or record.parent_generation is None:
+            return None
+        return RestoreOrder(
+            source="memory" if record.source == "memory" else "checkpoint",
+            generation=record.parent_generation,
+            step=record.restored_step,
+            checkpoint=record.parent,
+        )
+
     def _start_ranks(self, decision: rv.StartRanks) -> None:
         members = self.rendezvous.members
         self.keepers.placed(decision.generation, {rank: member.joined.node for rank, member in members.items()})
@@ -187,7 +212,8 @@ class Lifecycle:
                     world_size=len(decision.agents),
                     store_host=decision.store_host,
                     store_port=decision.store_port,
-                    restore=self._restore_order,
+                    restore=self._restore_order(),
+                    snapshot_every_steps=self.pace.steps,
                     skip=tuple(sorted(self.skipped)),
                 ),
             )
@@ -212,6 +238,11 @@ class Lifecycle:
             self._judging = None
             await self._judge(failure)
 
+    async def keeper_lost(self, keeper: str | None) -> None:
+        """With its node: it will not say that it has drained."""
+        if self._judging is not None and keeper is not None:
+            await self.drained(keeper, self._judging.generation)
+
     async def _judge(self, failure: Failure) -> None:
         """Write down why the generation ended, and go on or stop."""
         failure = self.handover.judged(failure)
@@ -223,28 +254,28 @@ class Lifecycle:
         self.ledger.append("failure", **entry)
         self.saves.generation_ended(failure.generation)
         verdict, suspect = recovery.judge(entry, self.budget, self.probation)
-        restored = self.saves.restoring
-        if self.restore_failed is not None and restored is not None:
-            await self._set_aside(restored, self.restore_failed)
+        record = self.record
+        if self.restore_failed is not None and record is not None and record.parent_generation is not None:
+            await self._set_aside(record, record.parent_generation, self.restore_failed)
             if isinstance(verdict, Retry):
                 self.put(Proceed("restore_failed"))
                 return
         error = failure.first.error
         if self.restore_failed is None and error is not None and error.exit_code != LastgoodError.exit_code:
-            self._wait_in_background(self._settle(0.0, GiveUp(failure, entry, "repeating it cannot help", error.type)))
+            self._wait_in_background(self._settle(GiveUp(failure, entry, "repeating it cannot help", error.type)))
             return
         answer = self._answer_to_loss(failure.first) if failure.first.kind == "loss" else None
         verdict = answer if isinstance(answer, Stop) else verdict
         if isinstance(verdict, Stop):
             error_type = TrainingFailed.__name__ if answer is None else TrainingDiverged.__name__
-            self._wait_in_background(self._settle(0.0, GiveUp(failure, entry, verdict.reason, error_type)))
+            self._wait_in_background(self._settle(GiveUp(failure, entry, verdict.reason, error_type)))
             return
         if suspect is not None:
             self.ledger.append("probation", checkpoint=suspect, reason=self.probation.suspects[suspect])
         if isinstance(answer, bad_loss.Skip):
             self._skip(failure, answer)
         await self.rounds.judged(failure, self.reports.last)
-        self._wait_in_background(self._settle(verdict.delay_seconds, Proceed("failure")))
+        asyncio.get_running_loop().call_later(verdict.delay_seconds, self.put, Proceed("failure"))
 
     def _answer_to_loss(self, cause: Cause) -> bad_loss.Skip | Stop:
         return bad_loss.answer(cause.detail, self.config.recovery.on_bad_loss, self.skipped)
@@ -262,7 +293,12 @@ class Lifecycle:
         )
         self.skipped |= frozenset(skip.batches)
 
-    async def _set_aside(self, checkpoint: str, reason: str) -> None:
+    async def _set_aside(self, restored: GenerationRecord, generation: int, reason: str) -> None:
+        """What that generation restored, which `generation` had reached, is not to be tried again."""
+        checkpoint = restored.parent
+        if restored.source == "memory" or checkpoint is None:
+            self.saves.memory_dropped(generation, restored.restored_step, reason)
+            return
         try:
             await asyncio.to_thread(self.archive.quarantine, checkpoint, reason)
         except OSError as error:
@@ -289,9 +325,9 @@ class Lifecycle:
             path = None  # the storage stalls
         self.stop(report.error(path), event.error_type, report=path)
 
-    async def _settle(self, delay_seconds: float, then: Proceed | GiveUp) -> None:
-        """Wait for the budget's pause, and for saves under way: their steps need not be trained again."""
-        await asyncio.gather(asyncio.sleep(delay_seconds), self.saves.settle(_SETTLE_SECONDS))
+    async def _settle(self, then: CreateAgain | GiveUp) -> None:
+        """Wait for saves under way."""
+        await self.saves.settle(_SETTLE_SECONDS)
         self.put(then)
 
     def _wait_in_background(self, waiting: Coroutine[Any, Any, None]) -> None:

@@ -4,7 +4,7 @@ words."""
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from orchestrator.archive import GENERATIONS_DIR, LineageMoved, RunArchive
 from orchestrator.decide import ladder, lineage
 from orchestrator.decide.budget import FailureBudget, Retry, Stop
 from orchestrator.decide.failure import Cause, Failure
-from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord
+from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord, MemorySet, Source
 from orchestrator.decide.probation import Probation
 from orchestrator.observe.ledger import read_ledger
 from orchestrator.observe.report import StopReport
@@ -67,32 +67,34 @@ def create_generation(
     world_size: int,
     skip: Collection[BatchId],
     suspects: Mapping[str, str],
+    memory: MemorySet | None,
     on_quarantine: Callable[[str, str], None],
 ) -> Created:
     """Choose the rung to restore and create the next generation's file.
 
     `committed`: names that the ledger knows as committed and not deleted. `skip`: batches to pass over, beside those
-    that earlier generations did. `suspects`: checkpoints on probation, with reasons; if one is passed over, that is the
-    generation's reason. `on_quarantine(name, reason)` is called for
+    that earlier generations did. `suspects`: states on probation, with reasons; if one is passed over, that is the
+    generation's reason. `memory`: the set in memory that could be restored. `on_quarantine(name, reason)` is called for
     each rung that is found damaged, also if no generation comes of it. Raises NothingVerifies if there is no good rung,
     Fenced if another driver has taken over.
     """
     for _ in range(_TRIES_MAX):
-        selection = archive.select(committed, suspects=suspects)
+        selection = archive.select(committed, suspects=suspects, memory=memory)
         choice, scan = selection.choice, selection.scan
         for name, why in selection.newly_quarantined.items():
             on_quarantine(name, why)
         if isinstance(choice, ladder.NothingVerifies):
             raise choice.error(str(run_dir))
-        restore = choice if isinstance(choice, ladder.Restore) else None
+        parent, generation, step, source = _origin(choice)
+        passed = () if isinstance(choice, ladder.Fresh) else choice.passed
         record = GenerationRecord(
             number=scan.next_number,
             driver=driver,
-            parent=restore.name if restore else None,
-            parent_generation=restore.generation if restore else None,
-            restored_step=restore.step if restore else 0,
-            source="checkpoint" if restore else "fresh",
-            reason="probation" if restore and suspects.keys() & dict(restore.passed).keys() else reason,
+            parent=parent,
+            parent_generation=generation,
+            restored_step=step,
+            source=source,
+            reason="probation" if _passes_over(passed, suspects) else reason,
             created_at=time.time(),
             world_size=world_size,
             skip=tuple(sorted({*skip, *(batch for earlier in scan.generations for batch in earlier.skip)})),
@@ -105,9 +107,34 @@ def create_generation(
         return Created(
             record=record,
             generations=(*scan.generations, record),
-            passed=restore.passed if restore else (),
+            passed=passed,
         )
     raise LineageMoved(f"the lineage in {run_dir} moved {_TRIES_MAX} times in a row: another driver is at work")
+
+
+def origin_name(record: Mapping[str, Any]) -> str | None:
+    """What probation calls the state that a generation, given as its record's fields, began from."""
+    parent: str | None = record["parent"]
+    if record["source"] == "memory" and parent is None:
+        return lineage.memory_name(record["parent_generation"], record["restored_step"])
+    return parent
+
+
+def _origin(choice: ladder.FromMemory | ladder.Restore | ladder.Fresh) -> tuple[str | None, int | None, int, Source]:
+    """Parent, its generation, restored step and source of the generation that begins from this."""
+    match choice:
+        case ladder.FromMemory():
+            return choice.parent, choice.memory.generation, choice.memory.step, "memory"
+        case ladder.Restore():
+            return choice.name, choice.generation, choice.step, "checkpoint"
+        case ladder.Fresh():
+            return None, None, 0, "fresh"
+
+
+def _passes_over(passed: Iterable[tuple[str, str]], suspects: Mapping[str, str]) -> bool:
+    """Whether one of the suspected states is among these rungs."""
+    states = {lineage.state_of(name) for name in suspects}
+    return any(lineage.state_of(name) in states for name, _ in passed)
 
 
 def newest_committed(archive: RunArchive) -> CheckpointRecord | None:
@@ -137,7 +164,7 @@ def replay(ledger: Path, driver: str, budget: FailureBudget, probation: Probatio
         match entry["kind"]:
             case "generation":
                 budget.generation_started(entry["restored_step"])
-                probation.generation_started(entry["checkpoint"])
+                probation.generation_started(origin_name({**entry, "parent": entry["checkpoint"]}))
             case "commit":
                 budget.committed(entry["step"])
                 probation.committed(entry["checkpoint"], entry["step"])

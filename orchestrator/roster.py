@@ -58,6 +58,10 @@ class KeeperRoster:
     def complete(self) -> bool:
         return all(node in self._keepers for node in self._nodes())
 
+    def at(self, node: str) -> str | None:
+        """The keeper of that node, if there is one."""
+        return self._keepers[node].keeper if node in self._keepers else None
+
     def all(self) -> list[KeeperJoined]:
         return [keeper for _, keeper in sorted(self._keepers.items())]
 

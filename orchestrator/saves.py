@@ -10,10 +10,11 @@ from collections.abc import Callable, Coroutine, Sequence
 
 from orchestrator.archive import RunArchive
 from orchestrator.decide.commit import Abandon, Commit, CommitMachine, Corruption, Decision, Persist, Release, Skip
-from orchestrator.decide.lineage import GenerationRecord
+from orchestrator.decide.lineage import GenerationRecord, MemorySet
 from orchestrator.housekeeping import Housekeeping
 from orchestrator.observe.ledger import Ledger, committed_checkpoints, read_ledger
 from orchestrator.protection_watch import ProtectionWatch
+from orchestrator.snapshot_sets import SnapshotSets
 from workers import failpoint
 from workers.checkpoint.manifest import Manifest, checkpoint_name
 from workers.checkpoint.store import is_no_space
@@ -74,6 +75,7 @@ class Saves:
         self._on_corruption = on_corruption
         self._on_given_up = on_given_up
         self._receipts: dict[tuple[int, int, int], dict[int, ShardPersisted]] = {}
+        self._sets = SnapshotSets()
         self._world_size = 0
         self._generation = 0
         self._idle = asyncio.Event()
@@ -104,17 +106,35 @@ class Saves:
     def snapshotted(self, event: Snapshotted) -> None:
         held = event.snapshot
         failpoint.hit("snapshot.known", rank=held.rank, step=held.step, generation=held.generation)
+        self._sets.told(event, self._machine.in_memory)
         self._carry_out(
             self._machine.snapshotted(
-                held.rank, held.generation, held.step, attempt=held.attempt, again=event.again, at=_now()
+                held.rank,
+                held.generation,
+                held.step,
+                attempt=held.attempt,
+                again=event.again,
+                durable=held.durable,
+                digest=held.digest,
+                said=held.replicas,
+                at=_now(),
             )
         )
 
     def skipped(self, event: SnapshotSkipped) -> None:
-        self._protection.save_failed(f"rank {event.rank} made no snapshot: {event.reason}", final=False)
+        if event.durable:
+            self._protection.save_failed(f"rank {event.rank} made no snapshot: {event.reason}", final=False)
         self._carry_out(
-            self._machine.snapshot_skipped(event.rank, event.generation, event.step, reason=event.reason, at=_now())
+            self._machine.snapshot_skipped(
+                event.rank, event.generation, event.step, reason=event.reason, durable=event.durable, at=_now()
+            )
         )
+
+    def memory_dropped(self, generation: int, step: int, reason: str) -> None:
+        """This set of snapshots could not be restored: it is used no more."""
+        logger.warning("lastgood: the snapshots of step %d in memory are not used any more: %s", step, reason)
+        self._ledger.append("memory_dropped", generation=generation, step=step, reason=reason)
+        self._carry_out(self._machine.memory_dropped(generation, step, reason=reason, at=_now()))
 
     def persisted(self, event: ShardPersisted) -> None:
         key = (event.generation, event.step, event.attempt)
@@ -177,6 +197,21 @@ class Saves:
             for receipt in keeper.receipts:
                 self.persisted(receipt)
         self._carry_out(self._machine.rebuilt(at=_now()))
+        dropped = [entry for entry in read_ledger(self._ledger.path) if entry["kind"] == "memory_dropped"]
+        for entry in dropped:
+            self._carry_out(
+                self._machine.memory_dropped(entry["generation"], entry["step"], reason=entry["reason"], at=_now())
+            )
+
+    @property
+    def memory(self) -> MemorySet | None:
+        """The newest set of snapshots that may be restored."""
+        return self._sets.memory(self._machine.in_memory)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no commit will come before another snapshot does."""
+        return self._machine.idle
 
     async def settle(self, timeout_seconds: float) -> None:
         """Wait for the saves that are being written: what they commit need not be trained again."""
@@ -213,7 +248,13 @@ class Saves:
         self._note_idle()
 
     def _order_persist(self, decision: Persist) -> None:
-        self._ledger.append("snapshot", generation=decision.generation, step=decision.step, attempt=decision.attempt)
+        self._ledger.append(
+            "snapshot",
+            generation=decision.generation,
+            step=decision.step,
+            attempt=decision.attempt,
+            **self._sets.costs((decision.generation, decision.step)),
+        )
         name = checkpoint_name(decision.step, decision.generation, decision.attempt)
         began = _now()
         asyncio.get_running_loop().call_later(self._stalled_seconds, self._note_stalled, decision, name, began)
@@ -312,6 +353,7 @@ class Saves:
             bytes=self._committed_bytes,
             verified_from=sorted({shard.verified_from for shard in decision.shards}),
             snapshot_at=snapshot_at,
+            **self._sets.costs((decision.generation, decision.step)),
             durable_seconds=max(receipt.durable_seconds for receipt in receipts.values()),
             verify_seconds=max(receipt.verify_seconds for receipt in receipts.values()),
             commit_seconds=time.time() - snapshot_at,

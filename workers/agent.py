@@ -47,6 +47,7 @@ from workers.messages import (
     SaveAt,
     SaveOutcome,
     SaveRefused,
+    SnapshotEvery,
     StandbyLost,
     StartRank,
     Terminated,
@@ -230,6 +231,8 @@ class Agent:
                     self._pass_on(command.generation, "save_outcome", command)
                 case SaveAt():
                     self._pass_on(command.generation, "save_at", command)
+                case SnapshotEvery():
+                    self._pass_on(command.generation, "snapshot_every", command)
                 case Report() | AskDraining():
                     self._reporter.queue(command)
                 case Leave():
@@ -264,6 +267,7 @@ class Agent:
             store_port=command.store_port,
             keeper_address=keeper_address(self._config.run, self._config.driver, self._node),
             restore=command.restore,
+            snapshot_every_steps=command.snapshot_every_steps,
             skip=command.skip,
         )
         with contextlib.suppress(OSError):  # it has just died, which the zygote tells
@@ -276,7 +280,7 @@ class Agent:
         if rank is not None and rank.generation is not None and rank.generation <= generation:
             rank.kill_on_order()
 
-    def _pass_on(self, generation: int, kind: str, command: SaveOutcome | SaveAt) -> None:
+    def _pass_on(self, generation: int, kind: str, command: SaveOutcome | SaveAt | SnapshotEvery) -> None:
         """To the rank, if it is still the generation's."""
         rank = self._current
         if rank is not None and rank.generation == generation:

@@ -1,11 +1,11 @@
 """The keeper: one actor a node that owns the snapshot memory and turns snapshots into durable, verified shards.
 
-Invariants: a snapshot is written only from a COMPLETE slot, which is HELD meanwhile so that no rank reuses it; each
-attempt writes a new file, never an old one; one write a rank is under way, and of those ordered meanwhile the newest is
-next; a receipt is sent only for bytes that were read back, unless that is switched off. Faults survived: a rank dies at
-any moment (its snapshots stay, its torn slot is reset); the keeper dies (ranks hand the slots over again, receipts that
-were not taken are found again by writing the next attempt); the coordinator dies (the keeper introduces itself again
-with what it holds).
+Invariants: a snapshot is told of once it is digested (workers.rank_memory); it is written only from a COMPLETE slot,
+which is HELD meanwhile so that no rank reuses it; each attempt writes a new file, never an old one; one write a rank is
+under way, and of those ordered meanwhile the newest is next; a receipt is sent only for bytes that were read back,
+unless that is switched off. Faults survived: a rank dies at any moment (its snapshots stay, its torn slot is reset);
+the keeper dies (ranks hand the slots over again, receipts that were not taken are found again by writing the next
+attempt); the coordinator dies (the keeper introduces itself again with what it holds).
 """
 
 import contextlib
@@ -15,21 +15,20 @@ import os
 import socket
 import threading
 import time
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from workers import failpoint, processes
-from workers.checkpoint.digests import image_digests
-from workers.checkpoint.header import parse_header
 from workers.checkpoint.manifest import CHECKPOINTS_DIR
 from workers.checkpoint.persist import ReadBack, write_shard
 from workers.checkpoint.slots import Slot, SlotState
 from workers.checkpoint.store import LocalStore, is_no_space
+from workers.errors import CheckpointDamaged
 from workers.groups import GroupRecord
 from workers.keeper_messages import (
     EndGeneration,
     GenerationDrained,
-    HeldSnapshot,
     KeeperJoined,
     KillAgent,
     PersistFailed,
@@ -42,6 +41,7 @@ from workers.keeper_messages import (
 from workers.link import Link
 from workers.messages import Command
 from workers.processes import ProcessId
+from workers.rank_memory import Held, RankMemory
 from workers.wire import Channel, accept, listen
 
 logger = logging.getLogger("lastgood")
@@ -49,6 +49,7 @@ logger = logging.getLogger("lastgood")
 _LOST_AFTER_SECONDS = 60.0
 _OUTCOMES_KEPT = 64
 _DRAIN_SECONDS = 0.5
+_DIGEST_SECONDS = 4.0
 # What more tries cannot mend: a read-only file system stays so for longer than a save waits.
 _LASTING_ERRORS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
 
@@ -56,20 +57,6 @@ _LASTING_ERRORS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
 def keeper_address(run: str, driver: str, node: str) -> str:
     """The abstract socket at which the keeper of a node listens; at most 107 bytes."""
     return f"lastgood-{run}-{driver}-{node[:16]}"
-
-
-@dataclass(slots=True)
-class _RankMemory:
-    """One local rank's slots and the process that fills them now."""
-
-    slots: list[Slot] = field(default_factory=list)
-    retired: list[Slot] = field(default_factory=list)
-    snapshot_at: dict[tuple[int, int], float] = field(default_factory=dict)
-    attempts: dict[tuple[int, int], int] = field(default_factory=dict)
-    is_writing: bool = False
-    waiting: PersistOrder | None = None
-    pid: int = 0
-    generation: int = 0
 
 
 class Keeper:
@@ -92,7 +79,7 @@ class Keeper:
         self._read_back = read_back
         self._name = f"{driver}/keeper-{node}"
         self._store = LocalStore(Path(run_dir))
-        self._ranks: dict[int, _RankMemory] = {}
+        self._ranks: dict[int, RankMemory] = {}
         self._outcomes: dict[PersistOrder, ShardPersisted | PersistFailed | None] = {}
         self._releases: dict[int, ReleaseOrder] = {}
         self._readers: dict[threading.Thread, int] = {}
@@ -146,20 +133,18 @@ class Keeper:
         hello = received[0]
         rank, generation = hello["rank"], hello["generation"]
         with self._lock:
-            memory = self._ranks.setdefault(rank, _RankMemory())
+            memory = self._ranks.setdefault(rank, RankMemory(rank))
             if generation < memory.generation:
                 channel.close()
                 return
             memory.pid, memory.generation = hello["pid"], generation
             self._readers[threading.current_thread()] = generation
             self._groups.record(hello["pid"], generation)
-            for slot in memory.slots:
-                if slot.state in (SlotState.WRITING, SlotState.TORN):
-                    slot.release()  # its writer is dead
+            memory.free_torn()
             channel.send("welcome", fds=tuple(slot.fd for slot in memory.slots))
         try:
             while (message := channel.receive()) is not None:
-                self._from_rank(rank, generation, memory, message[0], message[1])
+                self._from_rank(channel, generation, memory, *message)
         except OSError as error:
             logger.warning("lastgood: rank %d's connection broke: %s", rank, error)
         finally:
@@ -168,52 +153,75 @@ class Keeper:
                 self._readers.pop(threading.current_thread(), None)
 
     def _from_rank(
-        self, rank: int, generation: int, memory: _RankMemory, message: dict[str, object], fds: list[int]
+        self, channel: Channel, generation: int, memory: RankMemory, message: dict[str, Any], fds: list[int]
     ) -> None:
         match message["kind"]:
             case "slots":
-                self._adopt(rank, memory, [Slot.from_fd(fd) for fd in fds])
-            case "snapshot":
-                step, at = int(str(message["step"])), float(str(message["at"]))
                 with self._lock:
-                    held = {(slot.generation, slot.step) for slot in memory.slots + memory.retired}
-                    memory.snapshot_at = {key: memory.snapshot_at[key] for key in held & memory.snapshot_at.keys()}
-                    memory.attempts = {key: memory.attempts[key] for key in held & memory.attempts.keys()}
-                    memory.snapshot_at[generation, step] = at
-                self._link.tell(
-                    Snapshotted(
-                        keeper=self._name,
-                        snapshot=HeldSnapshot(rank=rank, generation=generation, step=step),
-                        again=bool(message.get("again")),
-                    )
-                )
+                    found = memory.adopt([Slot.from_fd(fd) for fd in fds])
+                for held in found:
+                    memory.work(partial(self._digest, memory, held))
+            case "snapshot":
+                with self._lock:
+                    taken = memory.snapshot(message, generation)
+                if taken is not None:
+                    memory.work(partial(self._digest, memory, taken, again=message["again"]))
             case "skipped":
-                self._link.tell(
-                    SnapshotSkipped(
-                        keeper=self._name,
-                        rank=rank,
-                        generation=generation,
-                        step=int(str(message["step"])),
-                        reason=str(message["reason"]),
-                    )
+                skipped = SnapshotSkipped(
+                    keeper=self._name,
+                    rank=memory.rank,
+                    generation=generation,
+                    step=message["step"],
+                    reason=message["reason"],
+                    durable=message["durable"],
                 )
+                # After the snapshots that the rank made before.
+                memory.work(partial(self._link.tell, skipped))
+            case "fetch":
+                self._hand_out(channel, (message["generation"], message["step"]))
 
-    def _adopt(self, rank: int, memory: _RankMemory, slots: list[Slot]) -> None:
-        """Take over the slots that a rank made, or that it had from a keeper that died; tell of what they hold."""
+    def _digest(self, memory: RankMemory, held: Held, *, again: bool = False) -> None:
+        """Read all of a snapshot, unless that was done, and only then tell of it."""
         with self._lock:
-            # A slot that is being written to disk is dropped when that is done.
-            replaced = memory.retired + memory.slots
-            memory.retired = [slot for slot in replaced if slot.state is SlotState.HELD]
-            memory.slots = slots
-            for slot in replaced:
-                if slot not in memory.retired:
-                    slot.close()
-            for slot in slots:
-                slot.resume()  # HELD by a keeper that is dead: nobody is writing it now
-            held = [slot for slot in slots if slot.state is SlotState.COMPLETE]
-        for slot in held:
-            snapshot = HeldSnapshot(rank=rank, generation=slot.generation, step=slot.step)
-            self._link.tell(Snapshotted(keeper=self._name, snapshot=snapshot))
+            known = memory.is_known(held)
+        try:
+            failpoint.hit("snapshot.digest", **self._context(memory, held.key))
+            if not known:
+                held.read()
+        except CheckpointDamaged as error:
+            with self._lock:
+                memory.unreadable(held)
+            generation, step = held.key
+            self._link.tell(
+                SnapshotSkipped(
+                    keeper=self._name,
+                    rank=memory.rank,
+                    generation=generation,
+                    step=step,
+                    reason=str(error),
+                    durable=held.durable,
+                )
+            )
+            return
+        with self._lock:
+            if not known:
+                memory.digested(held)
+            told = held.told()
+        self._link.tell(Snapshotted(keeper=self._name, snapshot=told, again=again))
+
+    def _hand_out(self, channel: Channel, key: tuple[int, int]) -> None:
+        """The slots with the shards of one set, as far as they are here, for a rank that restores it."""
+        with self._lock:
+            shards = [memory.held[key] for memory in self._ranks.values() if key in memory.held]
+            for held in shards:
+                channel.send(
+                    "shard",
+                    fds=(held.slot.fd,),
+                    rank=held.rank,
+                    bytes=held.slot.image_bytes,
+                    digest=held.slot.digest,
+                )
+        channel.send("handed_out")
 
     # ------------------------------------------------------------ the coordinator
 
@@ -221,17 +229,7 @@ class Keeper:
         if self._problem is not None:
             self._problem = self._find_problem()
         with self._lock:
-            snapshots = tuple(
-                HeldSnapshot(
-                    rank=rank,
-                    generation=slot.generation,
-                    step=slot.step,
-                    attempt=memory.attempts.get((slot.generation, slot.step), 0),
-                )
-                for rank, memory in self._ranks.items()
-                for slot in memory.slots
-                if slot.state in (SlotState.COMPLETE, SlotState.HELD)
-            )
+            snapshots = tuple(held.told() for memory in self._ranks.values() for held in memory.held.values())
             return KeeperJoined(
                 keeper=self._name,
                 node=self._node,
@@ -267,12 +265,18 @@ class Keeper:
                 processes.kill(ProcessId(pid=command.pid, start_ticks=command.start_ticks))
 
     def _end_generation(self, generation: int) -> None:
-        """Kill what is left of its ranks, then read their connections to the end: their last snapshots count."""
+        """Kill what is left of its ranks, then read their connections and their last snapshots to the end: these
+        count."""
         self._groups.kill_up_to(generation)
         with self._lock:
             readers = [reader for reader, owner in self._readers.items() if owner <= generation]
+            memories = list(self._ranks.values())
         for reader in readers:
             reader.join(_DRAIN_SECONDS)
+        deadline = time.monotonic() + _DIGEST_SECONDS
+        for memory in memories:
+            if not memory.wait(deadline - time.monotonic()):
+                logger.warning("lastgood: the last snapshot of rank %d could not be digested in time", memory.rank)
         self._link.tell(GenerationDrained(keeper=self._name, generation=generation))
 
     def _coordinator_lost(self, reason: str) -> None:
@@ -284,14 +288,7 @@ class Keeper:
         with self._lock:
             self._releases[order.generation] = order
             for memory in self._ranks.values():
-                for slot in memory.slots:
-                    self._release_if_covered(slot)
-
-    def _release_if_covered(self, slot: Slot) -> None:
-        order = self._releases.get(slot.generation)
-        covered = order is not None and slot.step <= order.upto_step and slot.step not in order.keep
-        if covered and slot.state is SlotState.COMPLETE:
-            slot.release()
+                memory.release(order)
 
     # ------------------------------------------------------------ writing
 
@@ -304,7 +301,7 @@ class Keeper:
                     self._link.tell(outcome)
                 return
             self._outcomes[order] = None
-            memory = self._ranks.setdefault(order.rank, _RankMemory())
+            memory = self._ranks.setdefault(order.rank, RankMemory(order.rank))
             if not memory.is_writing:
                 self._start_writing(order, memory)
                 return
@@ -313,22 +310,20 @@ class Keeper:
                 reason = "a newer one was ordered while the one before was still being written"
                 self._end_persist(replaced, _failed(self._name, replaced, reason, False))
 
-    def _start_writing(self, order: PersistOrder, memory: _RankMemory) -> None:
-        key = (order.generation, order.step)
-        held = (slot for slot in memory.slots if (slot.generation, slot.step) == key)
-        slot = next((slot for slot in held if slot.state is SlotState.COMPLETE), None)
-        if slot is None:
+    def _start_writing(self, order: PersistOrder, memory: RankMemory) -> None:
+        held = memory.held.get((order.generation, order.step))
+        if held is None or held.slot.state is not SlotState.COMPLETE:
             self._end_persist(order, _failed(self._name, order, "the keeper does not hold that snapshot", False))
             return
-        slot.hold()
-        memory.attempts[key] = order.attempt
+        held.slot.hold()
+        held.attempt = order.attempt
         memory.is_writing = True
-        threading.Thread(target=self._persist, args=(order, memory, slot), name="lastgood-persist", daemon=True).start()
+        threading.Thread(target=self._persist, args=(order, memory, held), name="lastgood-persist", daemon=True).start()
 
-    def _persist(self, order: PersistOrder, memory: _RankMemory, slot: Slot) -> None:
+    def _persist(self, order: PersistOrder, memory: RankMemory, held: Held) -> None:
         outcome: ShardPersisted | PersistFailed
         try:
-            outcome = self._write(order, memory, slot)
+            outcome = self._write(order, memory, held)
         except OSError as error:
             transient = error.errno not in _LASTING_ERRORS
             outcome = _failed(self._name, order, str(error), transient, no_space=is_no_space(error))
@@ -336,12 +331,7 @@ class Keeper:
             logger.exception("lastgood: the shard of rank %d could not be saved", order.rank)
             outcome = _failed(self._name, order, f"{type(error).__name__}: {error}", True)
         with self._lock:
-            slot.resume()
-            if slot in memory.retired:
-                memory.retired.remove(slot)
-                slot.close()
-            else:
-                self._release_if_covered(slot)
+            memory.written(held, self._releases.get(order.generation))
             self._end_persist(order, outcome)
             memory.is_writing = False
             following, memory.waiting = memory.waiting, None
@@ -354,42 +344,34 @@ class Keeper:
             del self._outcomes[old]
         self._link.tell(outcome)
 
-    def _write(self, order: PersistOrder, memory: _RankMemory, slot: Slot) -> ShardPersisted:
-        context = {
-            "rank": order.rank,
-            "step": order.step,
-            "generation": order.generation,
-            "rank_pid": memory.pid,
-        }
+    def _context(self, memory: RankMemory, key: tuple[int, int]) -> dict[str, int]:
+        return {"rank": memory.rank, "step": key[1], "generation": key[0], "rank_pid": memory.pid}
+
+    def _write(self, order: PersistOrder, memory: RankMemory, held: Held) -> ShardPersisted:
         if not self._store.exists(CHECKPOINTS_DIR):
             # Not made anew: if it is an unmounted file system, the save would land beside the run.
             raise FileNotFoundError(errno.ENOENT, "the run directory has vanished", str(self._store.root))
-        content = slot.image[: slot.image_bytes]
-        parsed = parse_header(content)
         written = write_shard(
             self._store,
             order.checkpoint,
             order.rank,
             order.world_size,
-            slot.image,
-            slot.image_bytes,
-            context,
-            digests=image_digests(content, parsed.tensors.values()),
+            held.slot.image,
+            held.slot.image_bytes,
+            self._context(memory, held.key),
+            digests=held.digests(),
             read_back=self._read_back,
         )
-        document = parsed.document
         return ShardPersisted(
             rank=order.rank,
             generation=order.generation,
             step=order.step,
             attempt=order.attempt,
             shard=written.shard,
-            snapshot_at=memory.snapshot_at.get((order.generation, order.step), time.time()),
+            snapshot_at=held.at,
             durable_seconds=written.durable_seconds,
             verify_seconds=written.verify_seconds,
-            identity=document["identity"],
-            progress=document["progress"],
-            replicas=document.get("replicas", {}),
+            **held.document,
         )
 
 

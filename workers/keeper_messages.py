@@ -8,12 +8,22 @@ from workers.checkpoint.manifest import ShardRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldSnapshot:
-    """A complete snapshot in a keeper's memory; `attempt`: the last one that it was ordered to write of it, or 0."""
+    """A complete snapshot in a keeper's memory; its digest is known, and in its slot's header.
+
+    `attempt`: the last one that the keeper was ordered to write of it, or 0. `durable`: it is due to be written; else
+    it stays in memory, unless the run fails. `replicas` is what the rank said of them in its document; {} if nothing is
+    to be compared. `copy_seconds`: how long the copy took; `stall_seconds`: how long the loop stood still for it.
+    """
 
     rank: int
     generation: int
     step: int
+    digest: str
     attempt: int = 0
+    durable: bool = True
+    replicas: dict[str, Any] = field(default_factory=dict)
+    copy_seconds: float = 0.0
+    stall_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +65,15 @@ class Snapshotted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotSkipped:
-    """A rank had no free slot at a step at which it should have taken a snapshot."""
+    """A rank had no free slot at a step at which it should have taken a snapshot; `durable`: one that is due to be
+    written."""
 
     keeper: str
     rank: int
     generation: int
     step: int
     reason: str
+    durable: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +92,8 @@ class PersistFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDrained:
-    """The ranks of generations up to this one are gone, and all that they had told this keeper has been passed on."""
+    """The ranks of generations up to this one are gone, and all that they had told this keeper has been passed on,
+    as far as it could be digested in time."""
 
     keeper: str
     generation: int

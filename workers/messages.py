@@ -68,10 +68,11 @@ class RankStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRestored:
-    """`checkpoint` is None after a fresh start."""
+    """`source`: "fresh", "checkpoint" or "memory". `checkpoint`: None unless one was restored."""
 
     agent: str
     generation: int
+    source: str
     checkpoint: str | None
     step: int
     seconds: float
@@ -79,7 +80,7 @@ class RankRestored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreFailed:
-    """The checkpoint's bytes are not what was committed: another rung has to be tried."""
+    """The bytes are not what was saved: another rung has to be tried."""
 
     agent: str
     generation: int
@@ -255,13 +256,21 @@ class SaveRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreOrder:
-    checkpoint: str
+    """Restore what `generation` had reached after `step`: from the keepers' memory, or from a committed checkpoint.
+
+    `checkpoint` is its name; with the source "memory" it is None, unless the same state is committed.
+    """
+
+    source: Literal["checkpoint", "memory"]
+    generation: int
     step: int
+    checkpoint: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRank:
-    """`skip`: the global batches that are to be passed over, as (epoch, batch)."""
+    """`skip`: the global batches that are to be passed over, as (epoch, batch). `snapshot_every_steps`: after how many
+    steps a snapshot is taken that stays in memory; None for none but saves."""
 
     generation: int
     rank: int
@@ -270,6 +279,7 @@ class StartRank:
     store_host: str
     store_port: int
     restore: RestoreOrder | None
+    snapshot_every_steps: int | None = None
     skip: tuple[tuple[int, int], ...] = ()
 
 
@@ -304,6 +314,14 @@ class SaveAt:
 
     generation: int
     step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotEvery:
+    """To the rank: from now on take a snapshot that stays in memory after every so many steps."""
+
+    generation: int
+    steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,6 +373,16 @@ AgentEvent = (
 )
 Event = AgentEvent | KeeperEvent
 Command = (
-    StartRank | KillRank | DumpStacks | SaveOutcome | SaveAt | Report | AskDraining | Leave | Finish | KeeperCommand
+    StartRank
+    | KillRank
+    | DumpStacks
+    | SaveOutcome
+    | SaveAt
+    | SnapshotEvery
+    | Report
+    | AskDraining
+    | Leave
+    | Finish
+    | KeeperCommand
 )
 Standing = Literal["member", "unknown", "stale"]

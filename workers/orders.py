@@ -35,7 +35,8 @@ class LoopSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOrders(LoopSettings):
-    """`skip`: the global batches that are to be passed over, as (epoch, batch)."""
+    """`skip`: the global batches that are to be passed over, as (epoch, batch). `snapshot_every_steps`: after how many
+    steps a snapshot is taken that stays in memory; None for none but saves. It may change, by a notice."""
 
     generation: int
     rank: int
@@ -47,6 +48,7 @@ class RankOrders(LoopSettings):
     store_port: int
     keeper_address: str
     restore: RestoreOrder | None = field(default=None)
+    snapshot_every_steps: int | None = None
     skip: tuple[tuple[int, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:

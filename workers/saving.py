@@ -1,5 +1,7 @@
 """When a rank's saves are taken, waited for and taken again; workers.snapshots does the copying.
 
+A snapshot that is not durable stays in memory, for the next generation to restore.
+
 Invariants: a save that nobody waits for costs the loop no more than the copy, and is skipped if no slot is free; one
 that is waited for ends with the coordinator's word on it or at its deadline; a step whose save was committed is not
 saved again unless it is forgotten, and one whose save was given up is, which all ranks do alike.
@@ -9,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from workers.checkpoint.held import HeldShards
 from workers.checkpoint.tensors import CapturedState
 from workers.heartbeat import HeartbeatPage
 from workers.orders import RankOrders
@@ -37,14 +40,19 @@ class Saver:
         self._again_step = -1
         self._outcomes: dict[int, tuple[bool, str]] = {}
         self._ordered: set[int] = set()
+        self.snapshot_every_steps = orders.snapshot_every_steps
 
     def check_memory(self, state: TrainingState) -> None:
         """Raises EnvironmentProblem, with the numbers, if the snapshots could not fit beside the training."""
         self._snapshots.check_memory(state)
 
-    def save(self, capture: Capture, *, step: int) -> None:
+    def save(self, capture: Capture, *, step: int, durable: bool = True) -> None:
         """Take a snapshot if a slot is free; the rest happens beside the training."""
-        self._snapshot(capture, step, None)
+        self._snapshot(capture, step, None, durable=durable)
+
+    def held_shards(self, generation: int, step: int) -> HeldShards:
+        """The shards in memory of this set of snapshots, see SnapshotWriter."""
+        return self._snapshots.held_shards(generation, step)
 
     def save_and_wait(self, capture: Capture, *, step: int) -> bool:
         """Save and wait for the commit; False if it was given up for good, or did not come in time."""
@@ -95,6 +103,8 @@ class Saver:
             notice = message[0]
             if notice["kind"] == "save_at":
                 self._take_order(notice["step"], step)
+            elif notice["kind"] == "snapshot_every":
+                self.snapshot_every_steps = notice["steps"]
             elif notice["kind"] == "save_outcome":
                 self._outcomes[notice["step"]] = (notice["committed"], notice["reason"])
                 for known in [known for known in self._outcomes if known < step]:
@@ -106,13 +116,14 @@ class Saver:
         else:
             self._agent.send("save_refused", step=ordered, newest_step=step)
 
-    def _snapshot(self, capture: Capture, step: int, deadline: float | None) -> None:
+    def _snapshot(self, capture: Capture, step: int, deadline: float | None, *, durable: bool = True) -> None:
         """Take a snapshot if a slot is free; with a deadline, wait for one, and for a keeper that is restarted."""
         self._page.beat(phase="saving")
         while True:
             taken = self._snapshots.take(
                 capture,
                 step=step,
+                durable=durable,
                 again=step == self._again_step,
                 wait_seconds=0.0 if deadline is None else max(0.0, deadline - time.monotonic()),
             )
@@ -120,6 +131,6 @@ class Saver:
                 break
             self._page.beat()
             time.sleep(_NOTICE_SECONDS)
-        if taken:
+        if taken and durable:
             self._snapshot_step = step
         self._page.beat(phase="training")

@@ -27,6 +27,7 @@ from workers.data.loader import ShardedLoader
 from workers.errors import CallerError, CheckpointDamaged
 from workers.heartbeat import HeartbeatPage
 from workers.loss_guard import LossGuard
+from workers.messages import RestoreOrder
 from workers.orders import RankOrders
 from workers.sample_notes import SampleNotes
 from workers.saving import Saver
@@ -82,6 +83,7 @@ class Session:
         self._restored = False
         self._in_accumulation = False
         self._save_due = False
+        self._snapshot_due = False
         self._saver = Saver(orders, agent=agent, page=page)
         self._store = LocalStore(orders.run_dir)
         self._loader: ShardedLoader | None = None
@@ -154,10 +156,10 @@ class Session:
                 self._notes = SampleNotes(self._orders, data)
 
     def restore(self, allow: Iterable[str] = ()) -> bool:
-        """Continue from the checkpoint that the coordinator chose; False on a fresh start.
+        """Continue from the checkpoint or the snapshots that the coordinator chose; False on a fresh start.
 
         `allow` names identity fields that may differ from the saved run, e.g. "config.steps". Raises CallerError if the
-        configuration or the data changed otherwise, CheckpointDamaged if the bytes are not the committed ones, and
+        configuration or the data changed otherwise, CheckpointDamaged if the bytes are not the saved ones, and
         ResumeMismatch if the restored state would not continue the saved run.
         """
         if not self._tracked:
@@ -180,7 +182,7 @@ class Session:
         self._saver.check_memory(self._state)
         order = self._orders.restore
         if order is not None:
-            self._restore_from(order.checkpoint, tuple(allow))
+            self._restore_from(order, tuple(allow))
         elif self._loader is not None:
             self._loader.skip_batches(self._orders.skip)
         if self._notes is not None:
@@ -189,28 +191,31 @@ class Session:
         self._page.beat(phase="training", step=self.step)
         self._agent.send(
             "restored",
-            checkpoint=order.checkpoint if order else None,
+            source=order.source if order else "fresh",
+            checkpoint=order.checkpoint if order and order.source == "checkpoint" else None,
             step=self.step,
             seconds=time.monotonic() - started,
         )
         self._step_started = time.monotonic()
         return order is not None
 
-    def _restore_from(self, checkpoint: str, allow: tuple[str, ...]) -> None:
+    def _restore_from(self, order: RestoreOrder, allow: tuple[str, ...]) -> None:
         context = {"rank": self.rank, "generation": self.generation, "rank_pid": os.getpid()}
         failpoint.hit("restore.begin", **context)
         identity = self._identity
         assert identity is not None
         try:
-            source = CheckpointReader(self._store, checkpoint, self.rank, alive=self._page.beat)
+            source = self._open(order)
             document = source.document()
             for warning in check_identity(document["identity"], identity, allow=allow + self._orders.volatile):
                 logger.warning("%s", warning)
             self._state.apply(source)
             source.close()
         except OSError as error:
+            if order.source == "memory":
+                raise CheckpointDamaged(f"the snapshot of step {order.step} cannot be had: {error}") from error
             if error.errno in _DAMAGE_ERRORS:
-                raise CheckpointDamaged(f"{checkpoint} cannot be read: {error}") from error
+                raise CheckpointDamaged(f"{order.checkpoint} cannot be read: {error}") from error
             raise
         self._progress = Progress.from_document(document["progress"])
         if self._progress.finished:
@@ -225,6 +230,16 @@ class Session:
             due = rebased(saved, before, self._state.certificate())
             self._loader.before_first_batch = lambda: self._state.check_certificate(due)
         failpoint.hit("restore.done", **context)
+
+    def _open(self, order: RestoreOrder) -> CheckpointReader:
+        if order.source == "checkpoint":
+            assert order.checkpoint is not None
+            return CheckpointReader(self._store, order.checkpoint, self.rank, alive=self._page.beat)
+        shards = self._saver.held_shards(order.generation, order.step)
+        manifest = shards.manifest(self.world_size)
+        return CheckpointReader(
+            self._store, manifest.name, self.rank, manifest=manifest, shards=shards, alive=self._page.beat
+        )
 
     def _end_if_nothing_changed(self, saved_identity: dict[str, Any]) -> None:
         """The saved loop had returned: with the same configuration it would do no further step now either."""
@@ -291,6 +306,8 @@ class Session:
         # Not lost when the loop takes several steps with one batch: it is saved before the next batch all the same.
         due = every is not None and self.step % every == 0
         self._save_due = self._saver.ordered(self.step) or self._save_due or due
+        every = self._saver.snapshot_every_steps
+        self._snapshot_due = every is not None and self.step % every == 0
         if self._loader is None:
             self._save_if_due()
         failpoint.hit("step.begin", **{**context, "step": self.step + 1})
@@ -336,13 +353,13 @@ class Session:
         self._save_if_due()
 
     def _save_if_due(self) -> None:
-        if self._save_due and not self._in_accumulation:
-            self._save_due = False
-            self._saver.save(self._capture, step=self.step)
+        if (self._save_due or self._snapshot_due) and not self._in_accumulation:
+            durable, self._save_due, self._snapshot_due = self._save_due, False, False
+            self._saver.save(self._capture, step=self.step, durable=durable)
             self._step_started = time.monotonic()
 
     def _save_and_wait(self) -> bool:
-        self._save_due = False
+        self._save_due = self._snapshot_due = False
         committed = self._saver.save_and_wait(self._capture, step=self.step)
         self._step_started = time.monotonic()
         return committed

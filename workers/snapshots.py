@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from workers import failpoint
 from workers.checkpoint import image
+from workers.checkpoint.held import HeldShards, fetch
 from workers.checkpoint.slots import Slot, SlotState
 from workers.checkpoint.tensors import CapturedState
 from workers.errors import EnvironmentProblem
@@ -54,9 +55,19 @@ class SnapshotWriter:
             raise EnvironmentProblem(found)
 
     def take(
-        self, capture: Callable[[], CapturedState], *, step: int, wait_seconds: float, again: bool = False
+        self,
+        capture: Callable[[], CapturedState],
+        *,
+        step: int,
+        durable: bool,
+        wait_seconds: float,
+        again: bool = False,
     ) -> bool:
-        """Copy the state into a free slot and tell the keeper; False if there is none in time or the keeper is gone."""
+        """Copy the state into a free slot and tell the keeper; False if there is none in time or the keeper is gone.
+
+        `durable`: it is due to be written to storage.
+        """
+        began = time.monotonic()
         self.reconnect_if_lost()
         if self._keeper is None:
             return False
@@ -71,9 +82,10 @@ class SnapshotWriter:
         if self._layout is None or not self._layout.fits(captured.tensors, captured.document):
             self._layout = image.plan(captured.tensors, captured.document)
         try:
-            index = self._free_slot(self._layout.image_bytes, wait_seconds)
+            # What only stays in memory leaves a slot for the next save.
+            index = self._free_slot(self._layout.image_bytes, wait_seconds, spare=0 if durable else 1)
             if index is None:
-                self._send("skipped", step=step, reason="no snapshot slot was free")
+                self._send("skipped", step=step, durable=durable, reason="no snapshot slot was free")
                 return False
             slot = self._slots[index]
             slot.begin(rank=self._orders.rank, generation=self._orders.generation, step=step)
@@ -85,24 +97,41 @@ class SnapshotWriter:
             image_bytes = self._layout.write(slot.image, captured.tensors, captured.document, hook=before_tensor)
             slot.complete(image_bytes)
             failpoint.hit("snapshot.complete", **context)
-            self._send("snapshot", step=step, slot=index, again=again, at=time.time())
+            seconds = time.monotonic() - began
+            self._send(
+                "snapshot",
+                step=step,
+                slot=index,
+                again=again,
+                durable=durable,
+                at=time.time(),
+                copy_seconds=seconds,
+                stall_seconds=seconds,
+            )
         except OSError:
             return False  # the keeper has just died; a slot that is complete is handed to its successor
         except EnvironmentProblem as problem:
             # The state has grown, and there is no memory for it: unprotected training is better than none.
             logger.error("rank %d: step %d is not saved: %s", self._orders.rank, step, problem)
-            self._send("skipped", step=step, reason=str(problem))
+            self._send("skipped", step=step, durable=durable, reason=str(problem))
             return False
         return True
 
-    def _free_slot(self, image_bytes: int, wait_seconds: float) -> int | None:
+    def held_shards(self, generation: int, step: int) -> HeldShards:
+        """The shards of this set of snapshots that this node's keeper holds. Raises CheckpointDamaged if there is none
+        of this rank, OSError if the keeper dies meanwhile."""
+        slots = self._connect_and_adopt()
+        assert self._keeper is not None
+        return fetch(self._keeper, self._orders.rank, generation, step, mapped=slots, alive=self._page.beat)
+
+    def _free_slot(self, image_bytes: int, wait_seconds: float, *, spare: int) -> int | None:
         if len(self._slots) < self._orders.snapshot_slots or any(slot.capacity < image_bytes for slot in self._slots):
             self._replace_slots(image_bytes)
         deadline = time.monotonic() + wait_seconds
         while True:
-            for index, slot in enumerate(self._slots):
-                if slot.state is SlotState.FREE:
-                    return index
+            free = [index for index, slot in enumerate(self._slots) if slot.state is SlotState.FREE]
+            if len(free) > spare:
+                return free[0]
             if time.monotonic() >= deadline:
                 return None
             self._page.beat()

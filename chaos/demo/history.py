@@ -26,7 +26,8 @@ class Recovery:
     """One kill and what came after it; None where the history does not get that far.
 
     during: the fault point at which the rank was killed, or "random moment". exit_code: how the rank ended, by the
-    ledger; -9 for SIGKILL. step: steps finished when it died. recovery_seconds: from the kill to the moment when all
+    ledger; -9 for SIGKILL. step: steps finished when it died. source: what its successor restored: "checkpoint",
+    "memory", or "fresh" for nothing. recovery_seconds: from the kill to the moment when all
     ranks had finished the first step after it.
     """
 
@@ -37,6 +38,7 @@ class Recovery:
     step: int | None
     newest_committed_step: int
     restored_step: int | None
+    source: str | None
     lost_steps: int | None
     recovery_seconds: float | None
 
@@ -76,12 +78,14 @@ class History:
         step = failure["step"] if failure else None
         before = self.newest_committed(at=kill["at"], generation=generation)
         steps_after = [entry for entry in self.entries("first_step") if entry["generation"] > generation]
-        restored_step = recovery_seconds = None
+        restored_step = source = recovery_seconds = None
         if steps_after:
             successor = min(entry["generation"] for entry in steps_after)
             done_at = max(entry["at_step"] for entry in steps_after if entry["generation"] == successor)
             recovery_seconds = round(done_at - kill["at"], 3)
-            restored_step = next(rec.restored_step for rec in self.generations if rec.number == successor)
+            restored_step, source = next(
+                (rec.restored_step, rec.source) for rec in self.generations if rec.number == successor
+            )
         return Recovery(
             during=kill["point"],
             rank=rank,
@@ -90,6 +94,7 @@ class History:
             step=step,
             newest_committed_step=before.step if before else 0,
             restored_step=restored_step,
+            source=source,
             lost_steps=None if step is None or restored_step is None else step - restored_step,
             recovery_seconds=recovery_seconds,
         )
@@ -102,8 +107,17 @@ class History:
         )
 
     def torn_restores(self) -> list[str]:
-        """Restores of anything but a checkpoint that had been committed before and whose every byte is as committed."""
-        torn = []
+        """Restores of anything but a checkpoint that had been committed before and whose every byte is as committed,
+        or a set in memory that verified: one that did not was dropped, and nothing was trained from it."""
+        trained = {entry["generation"] for entry in self.entries("first_step")}
+        dropped = {(entry["generation"], entry["step"]) for entry in self.entries("memory_dropped")}
+        torn = [
+            f"generation {record.number} went on from snapshots in memory that were damaged"
+            for record in self.generations
+            if record.source == "memory"
+            and record.number in trained
+            and (record.parent_generation, record.restored_step) in dropped
+        ]
         for restore in self.entries("restored"):
             name = restore["checkpoint"]
             if name is None:

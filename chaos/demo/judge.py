@@ -53,11 +53,16 @@ def judge(attacked_dir: Path, reference_dir: Path, *, planned_kills: int, steps:
             len(attacked.ray_workers()) == _ranks(attacked) > 0,
         ),
         "newest_restored": (
-            "each restart restored the newest committed step",
-            "; ".join(stale) or "steps " + ", ".join(str(recovery.restored_step) for recovery in recoveries),
+            "each restart went on from the newest committed step, or a newer one in memory",
+            "; ".join(stale)
+            or "steps " + ", ".join(f"{recovery.restored_step} ({recovery.source})" for recovery in recoveries),
             not stale,
         ),
-        "never_torn": ("nothing torn was restored", "; ".join(torn) or "every byte as committed", not torn),
+        "never_torn": (
+            "nothing torn was restored",
+            "; ".join(torn) or "every checkpoint as committed, every snapshot as digested",
+            not torn,
+        ),
         "each_sample_once": (
             "each sample was used once, in the same order",
             _samples_text(sum(1 for _ in due.samples()), audit),
@@ -78,6 +83,7 @@ def judge(attacked_dir: Path, reference_dir: Path, *, planned_kills: int, steps:
         "killed_during": [recovery.during for recovery in recoveries if recovery.during != RANDOM_MOMENT],
         "newest_committed_step": first.newest_committed_step if first else None,
         "restored_step": first.restored_step if first else None,
+        "restored_from": first.source if first else None,
         "lost_steps": first.lost_steps if first else None,
         "recovery_seconds": first.recovery_seconds if first else None,
         "ray_workers_restarted": workers_restarted,

@@ -209,7 +209,11 @@ def _fault_line(marker: dict[str, Any]) -> str:
 def _line(entry: dict[str, Any]) -> str:
     match entry["kind"]:
         case "generation":
-            start = f"from {entry['checkpoint']}" if entry["checkpoint"] else "afresh"
+            start = {
+                "memory": f"from the snapshots of step {entry['restored_step']} in memory",
+                "checkpoint": f"from {entry['checkpoint']}",
+                "fresh": "afresh",
+            }[entry["source"]]
             return f"generation {entry['generation']} starts {entry['ranks']} ranks {start}"
         case "failure":
             ends = ", ".join(
@@ -220,7 +224,7 @@ def _line(entry: dict[str, Any]) -> str:
             return f"training again: step {entry['step']} done" if entry["generation"] > 1 else ""
         case "commit":
             return f"step {entry['step']} committed, read back from {' and '.join(entry['verified_from'])}"
-        case "quarantine" | "save_failed" | "save_skipped" | "stopped" as kind:
+        case "quarantine" | "memory_dropped" | "save_failed" | "save_skipped" | "stopped" as kind:
             details = ", ".join(
                 f"{key} {value}" for key, value in entry.items() if key not in ("v", "seq", "at", "kind")
             )

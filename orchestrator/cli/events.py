@@ -74,7 +74,10 @@ def _value(value: Any) -> str:
 
 
 def _lines(summary: Summary, now: float) -> Iterator[str]:
-    yield f"state       {summary.state}, generation {summary.generation}, {summary.ranks} ranks"
+    origin = {"memory": ", restored from memory", "checkpoint": ", restored from a checkpoint"}.get(
+        summary.source or "", ""
+    )
+    yield f"state       {summary.state}, generation {summary.generation}, {summary.ranks} ranks{origin}"
     yield f"step        {summary.step} or later"
     age = f", {now - summary.committed_at:,.0f} s ago" if summary.committed_at is not None else ""
     yield f"protected   up to {summary.protected_to}{age}" if age else f"protected   {summary.protected_to}"
@@ -108,6 +111,7 @@ def _as_json(summary: Summary) -> dict[str, Any]:
         "step": summary.step,
         "generation": summary.generation,
         "ranks": summary.ranks,
+        "restored_from": summary.source,
         "committed_step": summary.committed_step,
         "committed_at": summary.committed_at,
         "checkpoint": summary.checkpoint,

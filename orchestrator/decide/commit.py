@@ -1,12 +1,15 @@
-"""From snapshots in memory to a committed checkpoint: who writes what, and when it counts.
+"""From snapshots in memory to a committed checkpoint: who writes what, when it counts, and what can be restored.
 
-A save goes  collecting -> ready -> writing -> committing -> done,  and may be given up at each point.
+A save goes  collecting -> ready -> writing -> committing -> done,  and may be given up at each point. A set of
+snapshots that is not due to be written goes  collecting -> kept  and stays in memory until a newer set is complete. If
+its generation fails it becomes ready, and is committed once.
 
 Invariants:
 - Written is only what ALL ranks have snapshotted; committed only what all ranks' keepers have written and read back in
-  ONE attempt. Receipts of another attempt never count towards it. Nor is anything committed of which the ranks do not
-  hold alike what they must; then their generation saves nothing any more.
-- One save is written at a time. When it is done the newest complete one is next; those in between are skipped.
+  ONE attempt. Receipts of another attempt never count towards it. Nor is anything committed, or restorable, of which
+  the ranks do not hold alike what they must; then their generation saves nothing any more.
+- One save is written at a time. When it is done the newest complete one is next; those in between are skipped. A set
+  that is not due to be written takes no save's place.
 - A failed attempt's number is not ordered again: its directory may hold anything. (A coordinator that comes back may
   not know of the failure; keepers never overwrite, so it is told.)
 - A snapshot's memory is released only when nothing needs it: neither a save, nor a restore, for which the newest
@@ -56,9 +59,9 @@ class CommitMachine:
         # which is taken again only if the ranks say that they mean it.
         self._again: dict[Key, int] = {}
         self._again_if_asked: dict[Key, int] = {}
-        # The newest state on the lineage that got complete in memory. Kept until there is a newer one, also when a
-        # keeper is lost: its ranks may hand their memory over again.
-        self._in_memory: Key | None = None
+        # The newest set on the lineage that got complete in memory. Kept until there is a newer one, also when it is
+        # committed, and when a keeper is lost: its ranks may hand their memory over again.
+        self._in_memory: Save | None = None
         self._released: dict[int, Release] = {}
         self._decisions: list[Decision] = []
 
@@ -82,23 +85,36 @@ class CommitMachine:
                 self._give_up(save, f"generation {highest} does not continue from it")
             elif save.phase is Phase.COLLECTING:
                 self._give_up(save, _GENERATION_ENDED)
-        if self._in_memory is not None and not self._on_lineage(self._in_memory):
-            self._in_memory = max((save.key for save in self._open() if save.complete), default=None)
+        if self._in_memory is not None and not self._on_lineage(self._in_memory.key):
+            self._in_memory = _newest_complete(self._open())
+        if self._in_memory is not None and self._in_memory.generation != highest:
+            self._make_durable(self._in_memory)
         return self._decide(at)
 
     def snapshotted(
-        self, rank: int, generation: int, step: int, *, at: float, attempt: int = 0, again: bool = False
+        self,
+        rank: int,
+        generation: int,
+        step: int,
+        *,
+        at: float,
+        attempt: int = 0,
+        again: bool = False,
+        durable: bool = True,
+        digest: str = "",
+        said: replicas.Said | None = None,
     ) -> list[Decision]:
         """A rank's snapshot of this step lies complete in its keeper's memory.
 
-        `again`: it is to be saved also if this step is committed already.
+        `again`: it is to be saved also if this step is committed already. `durable`: it is due to be written. `digest`:
+        tells it from another one of the same step. `said`: of replicas.
 
         While rebuilding, `attempt` is the last one of it that the keeper was ordered to write, 0 if there was none.
         """
         if self._rebuilding:
             self._hear_of(generation)
             if save := self._reported(rank, (generation, step)):
-                save.snapshotted.add(rank)
+                save.add(rank, durable=durable, digest=digest, said=said or {})
                 save.reported(attempt)
             return []
         if again:
@@ -106,18 +122,25 @@ class CommitMachine:
         save = self._find(rank, (generation, step))
         self._rank_is_past(rank, (generation, step))
         if save is None:
+            in_memory = self._in_memory
+            if in_memory is not None and in_memory.key == (generation, step) and in_memory.digests.get(rank) == digest:
+                in_memory.snapshotted.add(rank)  # a keeper that came back has it
             return self._decide(at, answer=generation)
-        save.snapshotted.add(rank)
+        save.add(rank, durable=durable, digest=digest, said=said or {})
         self._check_complete(save)
         return self._decide(at)
 
-    def snapshot_skipped(self, rank: int, generation: int, step: int, *, reason: str, at: float) -> list[Decision]:
-        """A rank made no snapshot of this step, for instance because it had no free slot."""
+    def snapshot_skipped(
+        self, rank: int, generation: int, step: int, *, reason: str, at: float, durable: bool = True
+    ) -> list[Decision]:
+        """A rank made no snapshot of this step, for instance because it had no free slot; `durable`: none that was due
+        to be written."""
         if self._rebuilding:
             return []
         save = self._find(rank, (generation, step))
         self._rank_is_past(rank, (generation, step))
-        if save is not None and save.phase is Phase.COLLECTING and rank not in save.snapshotted:
+        wanted = save is not None and (durable or not save.durable)  # else it takes another one that is to be written
+        if save is not None and wanted and save.phase is Phase.COLLECTING and rank not in save.snapshotted:
             self._give_up(save, f"rank {rank} made no snapshot: {reason}", again=True)
         return self._decide(at)
 
@@ -164,19 +187,34 @@ class CommitMachine:
             save.snapshotted -= gone
             if save.phase is Phase.WRITING and (save.retry_at is not None or gone & set(save.unwritten)):
                 self._unbegin(save, f"the keeper of rank {min(gone)} is lost")
-            elif save.phase is Phase.READY:
+            elif save.phase in (Phase.READY, Phase.KEPT):
                 save.phase = Phase.COLLECTING
+        if self._in_memory is not None and generation in (None, self._in_memory.generation):
+            self._in_memory.snapshotted -= lost
         return self._decide(at)
 
     def generation_ended(self, generation: int, *, at: float) -> list[Decision]:
         """The generation is over and its keepers have reported all that they hold: no further snapshot gets complete.
 
-        Saves that are complete go on.
+        Saves that are complete go on, and the newest set in memory becomes one.
         """
         if generation == self._current and not self._rebuilding:
             self._over_upto = ALL_STEPS
             for save in self._open(Phase.COLLECTING):
                 self._give_up(save, _GENERATION_ENDED)
+            if self._in_memory is not None:
+                self._make_durable(self._in_memory)
+        return self._decide(at)
+
+    def memory_dropped(self, generation: int, step: int, *, reason: str, at: float) -> list[Decision]:
+        """This set in memory could not be restored: it is not to be used any more. What is being written of it is
+        compared with its digests all the same."""
+        key = (generation, step)
+        save = self._saves.get(key)
+        if save is not None and not save.under_way:
+            self._give_up(save, reason)
+        if self._in_memory is not None and self._in_memory.key == key:
+            self._in_memory = None
         return self._decide(at)
 
     def committed(self, generation: int, step: int, attempt: int, *, at: float) -> list[Decision]:
@@ -208,18 +246,27 @@ class CommitMachine:
         What was being written when the earlier coordinator died is finished first.
         """
         self._rebuilding = False
-        self._in_memory = max((save.key for save in self._open() if save.complete), default=None)
-        for key in self._found_committed & self._saves.keys():
-            self._over(key)
-            del self._saves[key]
+        committed = [self._saves.pop(key) for key in self._found_committed & self._saves.keys()]
+        for save in committed:
+            self._over(save.key)
+        unlike = [save for save in self._open() if save.complete and replicas.differences(save.said)]
+        for save in unlike:
+            if save.key in self._saves:
+                self._refuse(save, replicas.differences(save.said))
+        spoilt = {save.generation for save in unlike}
+        self._in_memory = _newest_complete(
+            save for save in (*self._open(), *committed) if save.generation not in spoilt
+        )
         begun = [save for save in self._open() if save.attempt and (save.complete or not save.unwritten)]
         if begun:
             save = max(begun, key=lambda save: (not save.unwritten, save.key))
-            save.phase = Phase.WRITING
+            save.phase, save.durable = Phase.WRITING, True
             self._order(save) if save.unwritten else self._commit(save)
         for save in self._open():
             if save.key in self._saves:
                 self._check_complete(save)
+        if self._in_memory is not None and self._in_memory.generation != self._current:
+            self._make_durable(self._in_memory)
         for save in self._open(Phase.COLLECTING):
             for rank in save.snapshotted:
                 self._rank_is_past(rank, save.key)
@@ -238,7 +285,13 @@ class CommitMachine:
     @property
     def idle(self) -> bool:
         """Whether nothing is being saved or waits to be: no commit will come before another snapshot does."""
-        return all(save.phase is Phase.COLLECTING for save in self._open())
+        return all(save.phase in (Phase.COLLECTING, Phase.KEPT) for save in self._open())
+
+    @property
+    def in_memory(self) -> Key | None:
+        """Generation and step of the newest set that lies complete in the keepers' memory and may be restored."""
+        save = self._in_memory
+        return save.key if save is not None and save.complete and not self._rebuilding else None
 
     @property
     def wakeup_at(self) -> float | None:
@@ -289,14 +342,28 @@ class CommitMachine:
         """When all ranks have this step, nobody needs an older one that is not being written."""
         if not save.complete:
             return
-        if save.phase is Phase.COLLECTING:
-            save.phase = Phase.READY
+        if differences := replicas.differences(save.said):
+            self._refuse(save, differences)
+            return
+        if save.phase in (Phase.COLLECTING, Phase.KEPT):
+            save.phase = Phase.READY if save.durable else Phase.KEPT
         self._over(save.key)
         self._again, self._again_if_asked = {}, {}
-        self._in_memory = max(save.key, self._in_memory or save.key)
+        if self._in_memory is None or self._in_memory.key <= save.key:
+            self._in_memory = save
+        self._give_up_older(save)
+
+    def _give_up_older(self, save: Save) -> None:
+        """Nobody needs them; but what is due to be written gives way only to what is, too."""
         for older in self._open():
-            if older.key < save.key and not older.under_way:
+            waits = older.phase is Phase.READY and save.phase is Phase.KEPT
+            if older.key < save.key and not older.under_way and not waits:
                 self._give_up(older, f"the snapshot of step {save.step} is newer and complete")
+
+    def _make_durable(self, save: Save) -> None:
+        if self._saves.get(save.key) is save and save.phase is Phase.KEPT:
+            save.durable, save.phase = True, Phase.READY
+            self._give_up_older(save)
 
     def _rank_is_past(self, rank: int, key: Key) -> None:
         """A rank snapshots in the order of steps: what it has not reported by now it never will."""
@@ -330,7 +397,7 @@ class CommitMachine:
         self._over(save.key)
         if save.under_way:
             self._abandon(save, reason, final=True)
-        else:
+        elif save.durable:
             self._decisions.append(Skip(generation=save.generation, step=save.step, reason=reason))
 
     def _abandon(self, save: Save, reason: str, *, final: bool) -> None:
@@ -365,7 +432,7 @@ class CommitMachine:
                 self._give_up(other, replicas.describe(differences))
         if generation == self._current:
             self._over_upto, self._again = ALL_STEPS, {}
-        if self._in_memory is not None and self._in_memory[0] == generation:
+        if self._in_memory is not None and self._in_memory.generation == generation:
             self._in_memory = None
 
     def _decide(self, at: float, *, answer: int | None = None) -> list[Decision]:
@@ -392,7 +459,7 @@ class CommitMachine:
 
     def _release(self, generation: int, *, again: bool) -> None:
         upto_step = self._over_upto if generation == self._current else ALL_STEPS
-        needed = {*self._saves, *([self._in_memory] if self._in_memory is not None else [])}
+        needed = {*self._saves, *([self._in_memory.key] if self._in_memory is not None else [])}
         keep = tuple(sorted(step for owner, step in needed if owner == generation and step <= upto_step))
         release = Release(generation=generation, upto_step=upto_step, keep=keep)
         if again or release != self._released[generation]:
@@ -400,3 +467,7 @@ class CommitMachine:
         self._released[generation] = release
         if generation != self._current and not keep:
             del self._released[generation]  # nothing of it is wanted; a late report is answered all the same
+
+
+def _newest_complete(saves: Iterable[Save]) -> Save | None:
+    return max((save for save in saves if save.complete), key=lambda save: save.key, default=None)

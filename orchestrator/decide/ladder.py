@@ -1,21 +1,23 @@
 """Which rung to restore from.
 
 Invariants:
-- The newest checkpoint on the lineage that nothing speaks against.
+- The newest state on the lineage that nothing speaks against: a committed checkpoint, or a set of snapshots in memory,
+  which comes first where both hold the same.
 - Never a fresh start beside a committed checkpoint, good or bad, on the lineage or not: that would lose the run in
   silence.
 - Nor where saves never complete: if one generation left unfinished saves of several steps, the run went on past a save
   that failed, and after the next failure would do all that work again, for nothing.
-- A checkpoint on probation, and what came out of it, is passed over for one before it. If there is none it is taken all
-  the same: a suspicion is no proof.
+- A state on probation, and what came out of it, is passed over for one before it, wherever it lies now. If there is
+  none it is taken all the same: a suspicion is no proof.
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord, chain, eligible
+from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord, MemorySet, chain, eligible, state_of
 from workers import errors
 
 _UNFINISHED_STEPS_MAX = 1
@@ -29,6 +31,15 @@ class Restore:
     name: str
     generation: int
     step: int
+    passed: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromMemory:
+    """Restore this set. `parent`: the checkpoint that holds the same state, if it is committed; `passed` as above."""
+
+    memory: MemorySet
+    parent: str | None
     passed: tuple[tuple[str, str], ...] = ()
 
 
@@ -54,7 +65,7 @@ class NothingVerifies:
         )
 
 
-Choice = Restore | Fresh | NothingVerifies
+Choice = FromMemory | Restore | Fresh | NothingVerifies
 
 
 def choose(
@@ -64,20 +75,28 @@ def choose(
     rejected: Mapping[str, str],
     unfinished: Iterable[CheckpointRecord] = (),
     suspects: Mapping[str, str] = MappingProxyType({}),
+    memory: MemorySet | None = None,
 ) -> Choice:
     """Choose from all committed `checkpoints`; `rejected` maps names to reasons: quarantined, or visibly damaged.
 
-    `unfinished` are the attempts without a manifest; `suspects` maps names that are on probation to reasons.
+    `unfinished` are the attempts without a manifest; `suspects` maps names that are on probation to reasons; `memory`
+    is the newest set that all ranks could restore from memory.
     """
     generations, checkpoints, unfinished = tuple(generations), tuple(checkpoints), tuple(unfinished)
-    rungs = eligible(generations, checkpoints)
-    doubtful = _with_descendants(rungs, suspects)
+    rungs = eligible(generations, (*checkpoints, *([_as_rung(memory)] if memory else ())))
+    doubtful = _with_descendants(rungs, generations, suspects)
+    committed = {(rung.generation, rung.step) for rung in rungs if rung.name != (memory and memory.name)}
     for against in ({**doubtful, **rejected}, rejected):
         passed: list[tuple[str, str]] = []
         for rung in rungs:
+            if rung.name not in against and memory is not None and rung.name == memory.name:
+                same = (one for one in rungs if (one.generation, one.step) == (memory.generation, memory.step))
+                parent = next((one.name for one in same if one.name not in {memory.name, *rejected}), None)
+                return FromMemory(memory=memory, parent=parent, passed=tuple(passed))
             if rung.name not in against:
                 return Restore(name=rung.name, generation=rung.generation, step=rung.step, passed=tuple(passed))
-            passed.append((rung.name, against[rung.name]))
+            if memory is None or rung.name != memory.name or (rung.generation, rung.step) not in committed:
+                passed.append((rung.name, against[rung.name]))  # else the same state follows, as a checkpoint
     if checkpoints:
         named = {name for name, _ in passed}
         rolled_back = _newest_first(checkpoint for checkpoint in checkpoints if checkpoint.name not in named)
@@ -91,11 +110,26 @@ def choose(
     return Fresh(unfinished=names)
 
 
-def _with_descendants(rungs: Sequence[CheckpointRecord], suspects: Mapping[str, str]) -> dict[str, str]:
-    """The suspects and, since rungs come newest first, all that were reached from them."""
-    oldest = max((index for index, rung in enumerate(rungs) if rung.name in suspects), default=-1)
-    came_from = f"came out of {rungs[oldest].name}, which is on probation" if oldest >= 0 else ""
-    return {rung.name: suspects.get(rung.name, came_from) for rung in rungs[: oldest + 1]}
+def _as_rung(memory: MemorySet) -> CheckpointRecord:
+    """Above all attempts at writing the same state."""
+    return CheckpointRecord(name=memory.name, generation=memory.generation, step=memory.step, attempt=sys.maxsize)
+
+
+def _with_descendants(
+    rungs: Sequence[CheckpointRecord], generations: Iterable[GenerationRecord], suspects: Mapping[str, str]
+) -> dict[str, str]:
+    """The rungs with a suspected state, and all that were reached from it. The state may be gone from where it was
+    found: then it still counts, as long as it is on the lineage."""
+    states = {state: name for name in suspects if (state := state_of(name)) is not None}
+    records = [CheckpointRecord(name=name, generation=g, step=step, attempt=0) for (g, step), name in states.items()]
+    oldest = min(((one.generation, one.step) for one in eligible(generations, records)), default=None)
+    if oldest is None:
+        return {}
+    came_from = f"came out of {states[oldest]}, which is on probation"
+    found = [(rung, (rung.generation, rung.step)) for rung in rungs]
+    return {
+        rung.name: suspects[states[state]] if state in states else came_from for rung, state in found if state >= oldest
+    }
 
 
 def _saves_never_complete(unfinished: Iterable[CheckpointRecord]) -> bool:

@@ -10,9 +10,14 @@ Faults survived: generation files that were lost or damaged. The path then ends 
 longer counts; it is not guessed.
 """
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from workers.checkpoint.manifest import parse_checkpoint_name
+
+_MEMORY_NAME = re.compile(r"memory of step (\d+), generation (\d+)", re.ASCII)
 
 Source = Literal["fresh", "checkpoint", "memory", "unknown"]
 
@@ -21,12 +26,12 @@ Source = Literal["fresh", "checkpoint", "memory", "unknown"]
 class GenerationRecord:
     """One generation, as its file records it.
 
-    `parent` is the checkpoint that was restored, if it was one; `parent_generation` is the generation that reached
-    the restored state, None for a fresh start. `restored_step` counts finished steps, 0 for a fresh start. `source`
-    says where the state came from; "unknown" stands for a file that cannot be read. `reason` says why the generation
-    began.
-    `created_at` is in seconds since the epoch. `skip` are the global batches, as (epoch, batch) and sorted, that are
-    passed over from here on: all that this generation's predecessors skipped, and new ones.
+    `parent` is the checkpoint that was restored, or that holds the state that was restored from memory, if it was
+    committed; `parent_generation` is the generation that reached that state, None for a fresh start. `restored_step`
+    counts finished steps, 0 for a fresh start. `source` says where the state came from; "unknown" stands for a file
+    that cannot be read. `reason` says why the generation began. `created_at` is in seconds since the epoch. `skip` are
+    the global batches, as (epoch, batch) and sorted, that are passed over from here on: all that this generation's
+    predecessors skipped, and new ones.
     """
 
     number: int
@@ -49,6 +54,20 @@ class CheckpointRecord:
     generation: int
     step: int
     attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySet:
+    """Snapshots of all ranks after `step`, complete in the keepers' memory. `where`: rank to the keeper that has it."""
+
+    generation: int
+    step: int
+    where: Mapping[int, str]
+
+    @property
+    def name(self) -> str:
+        """What it is called beside the names of checkpoints."""
+        return memory_name(self.generation, self.step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +127,19 @@ def next_number(used: Iterable[int]) -> int:
 def current(generations: Sequence[GenerationRecord]) -> GenerationRecord | None:
     """The record of the highest generation."""
     return max(generations, key=lambda record: record.number, default=None)
+
+
+def memory_name(generation: int, step: int) -> str:
+    """What the set of snapshots of this state is called."""
+    return f"memory of step {step}, generation {generation}"
+
+
+def state_of(name: str) -> tuple[int, int] | None:
+    """Generation and step of the checkpoint or the set in memory of that name."""
+    if match := _MEMORY_NAME.fullmatch(name):
+        return int(match[2]), int(match[1])
+    parsed = parse_checkpoint_name(name)
+    return (parsed[1], parsed[0]) if parsed else None
 
 
 def _age(checkpoint: CheckpointRecord) -> tuple[int, int, int]:

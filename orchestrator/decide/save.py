@@ -11,6 +11,7 @@ Key = tuple[int, int]  # generation and step: ordered as the states of one linea
 
 class Phase(Enum):
     COLLECTING = "collecting"
+    KEPT = "kept"
     READY = "ready"
     WRITING = "writing"
     COMMITTING = "committing"
@@ -18,11 +19,15 @@ class Phase(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Save:
+    """A set of snapshots of one step. `durable`: some rank's is due to be written; else the set is kept in memory."""
+
     generation: int
     step: int
     ranks: frozenset[int]
     phase: Phase = Phase.COLLECTING
+    durable: bool = False
     snapshotted: set[int] = field(default_factory=set)
+    digests: dict[int, str] = field(default_factory=dict)  # of the snapshots, by rank
     attempt: int = 0  # the last one that was ordered
     receipts: dict[int, ShardRecord] = field(default_factory=dict)  # of this attempt, by rank
     said: dict[int, Said] = field(default_factory=dict)  # of replicas, by rank; the same in every attempt
@@ -36,6 +41,19 @@ class Save:
     @property
     def complete(self) -> bool:
         return self.snapshotted == self.ranks
+
+    def add(self, rank: int, *, durable: bool, digest: str, said: Said) -> None:
+        """A rank's snapshot is in memory. Another one than before begins the set anew: the ranks take it once more,
+        for they know more of the step now."""
+        if self.phase in (Phase.COLLECTING, Phase.KEPT, Phase.READY):
+            self.durable = self.durable or durable
+            if self.digests.get(rank, digest) != digest:
+                self.phase = Phase.COLLECTING
+                self.snapshotted.clear()
+                self.digests.clear()
+                self.said.clear()
+        self.snapshotted.add(rank)
+        self.digests[rank], self.said[rank] = digest, said
 
     @property
     def under_way(self) -> bool:

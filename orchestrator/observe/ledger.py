@@ -38,6 +38,7 @@ _DURABLE_KINDS = frozenset(
         "corruption",
         "restored",
         "commit",
+        "memory_dropped",
         "quarantine",
         "probation",
         "unprotected",

@@ -12,6 +12,7 @@ class Summary:
     """`state`: "starting", "training", "recovering", "finished" or "stopped". Times are Unix seconds.
 
     step: the highest that the ledger names; the run may be further. lost_steps: trained again, over all failures.
+    source: where the newest generation's state came from: "fresh", "checkpoint" or "memory".
     batches_skipped: after bad losses; saves that were skipped are in `skipped`.
     unprotected_since: only while saves fail and the newest saved state is older than the user's limit.
     recovery_seconds: of each failure that was recovered from, until the last rank's first new step.
@@ -21,6 +22,7 @@ class Summary:
     step: int = 0
     generation: int = 0
     ranks: int = 0
+    source: str | None = None
     drivers: set[str] = field(default_factory=set)
     committed_step: int | None = None
     committed_at: float | None = None
@@ -92,6 +94,8 @@ class Summary:
                 self.batches_skipped += len(entry["batches"])
             case "quarantine":
                 self.quarantined[entry["checkpoint"]] = entry["reason"]
+            case "memory_dropped":
+                self.quarantined[f"memory of step {entry['step']}"] = entry["reason"]
             case "finished":
                 self.state = "finished"
             case "stopped":
@@ -100,7 +104,7 @@ class Summary:
     def _generation(self, entry: dict[str, Any]) -> None:
         self.state = "recovering" if self._failed_at is not None else "starting"
         self.generation, self.ranks, self.stop_reason = entry["generation"], entry["ranks"], None
-        self._restored_step = entry["restored_step"]
+        self._restored_step, self.source = entry["restored_step"], entry.get("source")
         self._first_steps.clear()
         if self._failed_step is not None:
             self.lost_steps += max(0, self._failed_step - entry["restored_step"])

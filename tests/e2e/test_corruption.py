@@ -26,14 +26,17 @@ def flipping(
 ) -> SupervisedTrainer:
     """DDP of which rank 1 flips a bit of a weight after step 23, in these generations.
 
-    Each save is waited for: were one skipped because the disk is slow, the bit would be found at a later one.
+    Each save is waited for: were one skipped because the disk is slow, the bit would be found at a later one. Between
+    saves no snapshots are compared.
     """
     config = {
         "flip": {"rank": 1, "step": FLIPPED_AFTER, "generations": generations},
         "batch": 16 * ranks,
         "wait_every_steps": SAVE_EVERY,
     }
-    return harness.trainer(storage, name, loop_kinds.ddp_loop, config=config, ranks=ranks, **recovery)
+    return harness.trainer(
+        storage, name, loop_kinds.ddp_loop, config=config, ranks=ranks, **{"snapshot_every_steps": None} | recovery
+    )
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +60,11 @@ def test_a_bit_that_flips_on_one_of_two_ranks_is_found_at_the_next_save_and_undo
     # Not a byte of the bad generation was committed from then on, and what is on disk is what a calm run has.
     committed = [(entry["generation"], entry["step"]) for entry in entries(run_dir, "commit")]
     assert max(step for generation, step in committed if generation == 1) == SAVED_BEFORE
-    (refused,) = entries(run_dir, "save_failed")
-    assert (refused["step"], refused["final"]) == (FOUND_AT, True)
+    (refused,) = entries(run_dir, "save_skipped")
+    assert (refused["generation"], refused["step"]) == (1, FOUND_AT)
     assert "model.encode.weight differs between ranks 0, 1" in refused["reason"]
-    assert [entry["restored_step"] for entry in entries(run_dir, "generation")] == [0, SAVED_BEFORE]
+    started = [(entry["restored_step"], entry["source"]) for entry in entries(run_dir, "generation")]
+    assert started == [(0, "fresh"), (SAVED_BEFORE, "checkpoint")], "memory of the bad generation is not trusted"
     assert not entries(run_dir, "quarantine")
     harness.assert_equal_runs(run_dir, calm)
 
@@ -83,6 +87,14 @@ def test_a_rank_that_does_it_every_time_is_named_and_stops_the_run(tmp_path: Pat
     )
     assert f"rank 1 on node {node}" in message
     assert max(entry["step"] for entry in entries(run_dir, "commit")) == SAVED_BEFORE
+
+
+def test_a_bit_that_flips_is_found_in_a_snapshot_that_was_only_to_stay_in_memory(tmp_path: Path, calm: Path) -> None:
+    result = flipping(tmp_path, "in-memory", (1,), snapshot_every_steps=1, snapshot_slots=4).fit()
+    (found,) = entries(result.run_dir, "corruption")
+    assert FLIPPED_AFTER <= found["step"] < FOUND_AT
+    assert entries(result.run_dir, "generation")[1]["source"] == "checkpoint"
+    harness.assert_equal_runs(result.run_dir, calm)
 
 
 @pytest.mark.slow

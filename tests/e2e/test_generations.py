@@ -43,6 +43,7 @@ def test_all_ranks_killed_at_once(tmp_path: Path, reference: Path) -> None:
         kill(rank["pid"])
     result = run.result()
     assert result.generation == 2
+    assert entries(result.run_dir, "generation")[1]["source"] == "memory"
     harness.assert_equal_runs(result.run_dir, reference)
 
 

@@ -33,7 +33,7 @@ def test_a_checkpoint_after_which_the_run_always_fails_is_passed_over_for_the_on
             if session.step >= config["steps"]:
                 break
 
-    result = harness.trainer(tmp_path, "poisoned", loop).fit()
+    result = harness.trainer(tmp_path, "poisoned", loop, snapshot_every_steps=None).fit()
     (suspect,) = entries(result.run_dir, "probation")
     assert suspect["checkpoint"].startswith("step-000000030-")
     started = entries(result.run_dir, "generation")
@@ -60,7 +60,7 @@ def test_a_bug_at_one_step_ends_in_a_report_that_names_it_and_the_checkpoint_was
             if session.step == FAILS_AT and session.rank == 1:
                 raise ZeroDivisionError("the user's mistake")
 
-    supervised = harness.trainer(tmp_path, "bug", loop)
+    supervised = harness.trainer(tmp_path, "bug", loop, snapshot_every_steps=None)
     with pytest.raises(TrainingFailed) as raised:
         supervised.fit()
     restored = [entry["restored_step"] for entry in entries(supervised.run_dir, "generation")]

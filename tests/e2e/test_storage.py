@@ -108,7 +108,8 @@ def test_a_write_that_stalls_holds_up_neither_training_nor_recovery(tmp_path: Pa
     wait_for_entry(run_dir, "first_step", generation=2)
     failpoint.release("stall", run_dir / "faults")
     run.result()
-    assert entries(run_dir, "generation")[1]["restored_step"] == 10
+    restored = entries(run_dir, "generation")[1]
+    assert (restored["source"], restored["restored_step"] >= 20) == ("memory", True), "what could not be written"
     harness.assert_equal_runs(run_dir, reference)
 
 

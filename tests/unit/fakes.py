@@ -113,7 +113,7 @@ class FakeKeeper:
         )
         store.write_atomic(f"{checkpoint_dir(name)}/{MANIFEST_FILE}", manifest.to_bytes(), points="commit", context={})
         slot.release()
-        return RestoreOrder(checkpoint=name, step=step)
+        return RestoreOrder(source="checkpoint", generation=manifest.generation, step=step, checkpoint=name)
 
     def die(self) -> None:
         """Nothing of it is left, as after SIGKILL; its address is free when this returns."""
@@ -355,11 +355,20 @@ class RankEnd:
     def hand_over(self) -> None:
         self.channel.send("slots", fds=tuple(slot.fd for slot in self.slots))
 
-    def snapshot(self, step: int, *, value: float = 1.0) -> Slot:
+    def snapshot(self, step: int, *, value: float = 1.0, durable: bool = True) -> Slot:
         """Fill a free slot and say so."""
         slot = next(slot for slot in self.slots if slot.state is SlotState.FREE)
         fill(slot, rank=self.rank, generation=self.generation, step=step, value=value)
-        self.channel.send("snapshot", step=step, slot=self.slots.index(slot), at=1.5)
+        self.channel.send(
+            "snapshot",
+            step=step,
+            slot=self.slots.index(slot),
+            again=False,
+            durable=durable,
+            at=1.5,
+            copy_seconds=0.25,
+            stall_seconds=0.125,
+        )
         return slot
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.archive import LineageMoved, RunArchive, ScanResult
-from orchestrator.decide.ladder import Fresh, NothingVerifies, Restore
-from orchestrator.decide.lineage import GenerationRecord, eligible
+from orchestrator.decide.ladder import Fresh, FromMemory, NothingVerifies, Restore
+from orchestrator.decide.lineage import GenerationRecord, MemorySet, eligible
 from orchestrator.generation_file import generation_bytes, parse_generation
 from workers import failpoint
 from workers.checkpoint.manifest import Manifest, ShardRecord, shard_file
@@ -343,6 +344,57 @@ def test_a_commit_between_looking_and_creating_is_not_lost(run: Run) -> None:
     run.start(3, newer, selection.scan)
     scan = run.archive.scan()
     assert [record.name for record in eligible(scan.generations, scan.checkpoints)] == [newer.name, older.name]
+
+
+def from_memory(run: Run, number: int, step: int, parent: Manifest | None = None) -> GenerationRecord:
+    origin = {"parent": parent.name if parent else None, "parent_generation": 1, "restored_step": step}
+    return replace(run.record(number), source="memory", **origin)
+
+
+def test_what_is_restored_from_memory_may_be_committed_while_its_generation_is_created(run: Run) -> None:
+    run.start(1)
+    run.save(1, 20)
+    seen = run.archive.scan()
+    run.save(1, 37)
+    records = run.archive.create_generation(from_memory(run, 2, 37), seen=seen)
+    assert [record.number for record in records] == [1, 2]
+    scan = run.archive.scan()
+    assert [record.step for record in eligible(scan.generations, scan.checkpoints)] == [37, 20]
+
+
+def test_a_checkpoint_that_is_newer_than_what_is_restored_from_memory_is_not_lost(run: Run) -> None:
+    run.start(1)
+    seen = run.archive.scan()
+    newer = run.save(1, 40)
+    with pytest.raises(LineageMoved, match=newer.name):
+        run.archive.create_generation(from_memory(run, 2, 37), seen=seen)
+
+
+def test_the_checkpoint_of_a_state_that_is_restored_from_memory_is_named_and_has_to_stay(run: Run) -> None:
+    run.start(1)
+    saved = run.save(1, 40)
+    memory = MemorySet(generation=1, step=40, where={0: "k", 1: "k"})
+    selection = run.archive.select(memory=memory)
+    assert selection.choice == FromMemory(memory=memory, parent=saved.name)
+    assert run.archive.delete(saved.name, my_generation=1)
+    with pytest.raises(LineageMoved, match="is gone"):
+        run.archive.create_generation(from_memory(run, 2, 40, saved), seen=selection.scan)
+
+
+@pytest.mark.parametrize("point", ["commit.write", "commit.rename", "commit.dir_fsync"])
+def test_a_commit_is_not_fenced_by_the_next_generation_of_the_same_driver(
+    run: Run, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    run.start(1)
+    manifest = run.shards(1, 37)
+    seen = run.archive.scan()
+    record = from_memory(run, 2, 37)
+    at_point(monkeypatch, point, lambda: run.archive.create_generation(record, seen=seen))
+    run.archive.commit(manifest, my_generation=1)
+    assert run.names() == [manifest.name]
+    other_driver_starts(run, 3)
+    with pytest.raises(Fenced, match="generation 3"):
+        run.archive.commit(run.shards(2, 40), my_generation=2)
 
 
 def test_a_parent_that_is_deleted_between_looking_and_creating_is_noticed(run: Run) -> None:

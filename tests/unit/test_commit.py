@@ -50,13 +50,28 @@ class Driven:
 
     def __init__(self, *, rebuilding: bool = False) -> None:
         self.machine = CommitMachine(rebuilding=rebuilding)
-        self.machine.generation_started([generation(1)], at=0.0)
+        self.generations = [generation(1)]
+        self.machine.generation_started(self.generations, at=0.0)
 
-    def snapshot(self, step: int, gen: int = 1, ranks: tuple[int, ...] = (0, 1)) -> list[Decision]:
+    def snapshot(self, step: int, gen: int = 1, ranks: tuple[int, ...] = (0, 1), **about: Any) -> list[Decision]:
         decisions: list[Decision] = []
         for rank in ranks:
-            decisions += self.machine.snapshotted(rank, gen, step, at=0.0)
+            decisions += self.machine.snapshotted(rank, gen, step, at=0.0, **about)
         return decisions
+
+    def kept(self, step: int, gen: int = 1, ranks: tuple[int, ...] = (0, 1), **about: Any) -> list[Decision]:
+        """A snapshot that is not due to be written."""
+        return self.snapshot(step, gen, ranks, durable=False, **about)
+
+    def saved(self, step: int, gen: int = 1) -> None:
+        self.snapshot(step, gen)
+        self.persisted(step, gen=gen)
+        self.committed(step, gen=gen)
+
+    def restored(self, number: int, parent: int, step: int) -> list[Decision]:
+        """Another generation begins, from what this one had reached."""
+        self.generations.append(generation(number, parent=parent, step=step))
+        return self.machine.generation_started(self.generations, at=0.0)
 
     def persisted(self, step: int, attempt: int = 1, gen: int = 1, ranks: tuple[int, ...] = (0, 1)) -> list[Decision]:
         decisions: list[Decision] = []
@@ -337,16 +352,154 @@ def test_a_coordinator_that_comes_back_does_not_save_again_what_is_committed() -
     assert run.machine.rebuilt(at=0.0) == [release(20, 20)]
 
 
+# ---------------------------------------------------------------- what stays in memory
+
+
+UNLIKE = {"sets": [{"holders": [0, 1], "layout": "l", "digests": {"w": [0, 8, "1"]}, "values": {}}]}
+ALIKE = {"sets": [{"holders": [0, 1], "layout": "l", "digests": {"w": [0, 8, "0"]}, "values": {}}]}
+
+
+def test_a_set_that_is_not_due_is_kept_and_not_written_until_a_newer_one_is_complete() -> None:
+    run = Driven()
+    assert run.kept(12) == [release(12, 12)]
+    assert run.machine.in_memory == (1, 12)
+    assert run.machine.idle
+    assert run.kept(14, ranks=(0,)) == []
+    assert run.machine.in_memory == (1, 12), "a set that is not complete"
+    assert run.kept(14, ranks=(1,)) == [release(14, 14)]
+    assert run.machine.in_memory == (1, 14)
+
+
+def test_after_a_failure_the_newest_set_is_committed_once_while_the_next_generation_runs() -> None:
+    run = Driven()
+    run.saved(10)
+    run.kept(12)
+    ended = run.machine.generation_ended(1, at=0.0)
+    assert ended == [persist(12), Release(generation=1, upto_step=ALL_STEPS, keep=(12,))]
+    assert run.restored(2, parent=1, step=12) == []
+    assert run.machine.in_memory == (1, 12), "the next generation is restoring it"
+    assert run.persisted(12) == [commit(12)]
+    run.committed(12)
+    assert run.machine.in_memory == (1, 12)
+    assert persist(12) not in run.machine.generation_ended(2, at=0.0), "it is committed already"
+
+
+def test_a_failure_that_is_judged_by_a_coordinator_that_comes_back_has_the_set_committed_too() -> None:
+    run = Driven(rebuilding=True)
+    run.kept(12)
+    assert run.machine.rebuilt(at=0.0) == [release(12, 12)]
+    assert run.machine.in_memory == (1, 12)
+    assert persist(12) in run.restored(2, parent=1, step=12)
+
+
+def test_a_coordinator_that_comes_back_in_the_next_generation_has_the_set_committed() -> None:
+    machine = CommitMachine(rebuilding=True)
+    machine.generation_started([generation(1), generation(2, parent=1, step=12)], at=0.0)
+    for rank in (0, 1):
+        machine.snapshotted(rank, 1, 12, durable=False, at=0.0)
+    assert persist(12) in machine.rebuilt(at=0.0)
+
+
+def test_a_save_that_waits_does_not_give_way_to_a_set_that_is_not_due() -> None:
+    run = Driven()
+    run.snapshot(10)
+    run.snapshot(20)
+    assert run.kept(22) == [release(22, 10, 20, 22)]
+    run.persisted(10)
+    assert persist(20) in run.committed(10)
+
+
+def test_after_a_failure_the_newest_set_takes_the_place_of_a_save_that_waits() -> None:
+    run = Driven()
+    run.snapshot(10)
+    run.snapshot(20)
+    run.kept(22)
+    ended = run.machine.generation_ended(1, at=0.0)
+    assert Skip(generation=1, step=20, reason="the snapshot of step 22 is newer and complete") in ended
+    run.persisted(10)
+    assert persist(22) in run.committed(10)
+
+
+def test_sets_that_are_not_due_and_never_get_complete_are_no_event() -> None:
+    run = Driven()
+    run.kept(12, ranks=(0,))
+    skipped = run.machine.snapshot_skipped(1, 1, 12, reason="no free slot", durable=False, at=0.0)
+    assert skipped == [release(12)]
+    run.kept(14, ranks=(0,))
+    assert run.kept(16, ranks=(1,)) == [release(14)]
+
+
+def test_a_set_that_is_snapshotted_once_more_to_be_written_is_complete_when_all_ranks_did() -> None:
+    run = Driven()
+    run.kept(12, digest="a")
+    assert run.snapshot(12, ranks=(0,), digest="b") == []
+    assert run.machine.in_memory is None, "one rank's is newer than the other's"
+    assert run.kept(12, ranks=(0,), digest="b") == [], "told twice"
+    assert run.snapshot(12, ranks=(1,), digest="b") == [persist(12)]
+    assert run.machine.in_memory == (1, 12)
+
+
+def test_a_rank_without_a_slot_for_a_set_that_is_not_due_does_not_stop_the_save_of_that_step() -> None:
+    run = Driven()
+    run.snapshot(12, ranks=(0,))
+    assert run.machine.snapshot_skipped(1, 1, 12, reason="no free slot", durable=False, at=0.0) == []
+    assert persist(12) in run.snapshot(12, ranks=(1,))
+
+
+def test_a_set_of_which_replicas_differ_is_never_restorable() -> None:
+    run = Driven()
+    run.kept(12, said=ALIKE)
+    run.kept(14, ranks=(0,), said=ALIKE)
+    found = run.kept(14, ranks=(1,), said=UNLIKE)
+    assert isinstance(found[0], Corruption)
+    assert (found[0].step, found[0].attempt) == (14, 0)
+    assert run.machine.in_memory is None, "nor is an earlier one of that generation"
+    assert set(run.kept(16, said=ALIKE)) == {Release(generation=1, upto_step=ALL_STEPS, keep=())}
+
+
+def test_a_set_of_a_lost_keeper_is_restorable_again_once_it_is_handed_over() -> None:
+    run = Driven()
+    run.snapshot(10, digest="a")
+    run.persisted(10)
+    run.committed(10)
+    assert run.machine.in_memory == (1, 10)
+    run.machine.keeper_lost([0], at=0.0)
+    assert run.machine.in_memory is None
+    assert run.snapshot(10, ranks=(0,), digest="a") == [release(10, 10)]
+    assert run.machine.in_memory == (1, 10)
+
+
+def test_a_set_that_did_not_verify_is_neither_restored_nor_written() -> None:
+    run = Driven()
+    run.kept(12)
+    assert run.machine.memory_dropped(1, 12, reason="bad", at=0.0) == [release(12)]
+    assert run.machine.in_memory is None
+    assert run.machine.generation_ended(1, at=0.0) == [Release(generation=1, upto_step=ALL_STEPS, keep=())]
+
+
+def test_a_set_that_is_off_the_lineage_is_given_up() -> None:
+    run = Driven()
+    run.saved(10)
+    run.kept(12)
+    run.machine.generation_ended(1, at=0.0)
+    started = run.restored(2, parent=1, step=10)
+    assert (
+        Abandon(generation=1, step=12, attempt=1, reason="generation 2 does not continue from it", final=True)
+        in started
+    )
+    assert run.machine.in_memory is None
+
+
 Key = tuple[int, int]
 
 
 class Cluster(RuleBasedStateMachine):
-    """Ranks with two slots each, keepers, a disk and the machine. Each keeper's events arrive late but in order.
+    """Ranks with three slots each, keepers, a disk and the machine. Each keeper's events arrive late but in order.
 
     Checked at every decision: that it may be made. Checked at the end: that saving still works.
     """
 
-    SLOTS = 2
+    SLOTS = 3
 
     def __init__(self) -> None:
         super().__init__()
@@ -366,6 +519,8 @@ class Cluster(RuleBasedStateMachine):
         self.disk: set[Key] = set()
         self.reported: dict[Key, set[int]] = {}
         self.unlike: set[Key] = set()  # of which the ranks do not hold alike what they must
+        self.due: set[Key] = set()  # to be written
+        self.over: set[int] = set()  # generations that have ended, as the machine knows
         self.corrupt: set[int] = set()  # generations of which the machine has found that
 
     # What the machine decides
@@ -392,6 +547,7 @@ class Cluster(RuleBasedStateMachine):
         assert self.counts(key), "writes what can never be restored"
         assert (key, order.attempt) not in self.failed_attempts, "orders a failed attempt again"
         assert key not in self.disk
+        assert key in self.due or key[0] in self.over, "writes what was only to stay in memory"
         for rank in range(WORLD):
             assert key in self.slots[rank] or (rank, key, order.attempt) in self.written, "writes an incomplete set"
         self.ordered[key] = max(order.attempt, self.ordered.get(key, 0))
@@ -441,22 +597,35 @@ class Cluster(RuleBasedStateMachine):
             self.reported.setdefault((fields["generation"], fields["step"]), set()).add(fields["rank"])
         self.carry_out(getattr(self.machine, kind)(at=self.now, **fields))
 
+    def snapshot_of(self, rank: int, key: Key) -> dict[str, Any]:
+        about = {"rank": rank, "generation": key[0], "step": key[1]}
+        return {**about, "durable": key in self.due, "said": self.said(rank, key)}
+
     @initialize()
     def start(self) -> None:
         self.carry_out(self.machine.generation_started(self.generations, at=self.now))
 
-    @rule(ranks=st.sampled_from([(0, 1), (0, 1), (0, 1), (0,), (1,)]), alike=st.sampled_from([True, True, True, False]))
-    def a_step_is_saved(self, ranks: tuple[int, ...], alike: bool = True) -> None:
+    @rule(
+        ranks=st.sampled_from([(0, 1), (0, 1), (0, 1), (0,), (1,)]),
+        alike=st.sampled_from([True, True, True, False]),
+        durable=st.booleans(),
+    )
+    def a_step_is_saved(self, ranks: tuple[int, ...], alike: bool = True, durable: bool = True) -> None:
         self.step += 1
-        number = self.generations[-1].number
+        key = (self.generations[-1].number, self.step)
         if not alike:
-            self.unlike.add((number, self.step))
+            self.unlike.add(key)
+        if durable:
+            self.due.add(key)
         for rank in ranks:
-            if len(self.slots[rank]) < self.SLOTS:
-                self.slots[rank].add((number, self.step))
-                self.post(rank, "snapshotted", rank=rank, generation=number, step=self.step)
+            about = self.snapshot_of(rank, key)
+            # What is not due leaves a slot for what is.
+            if len(self.slots[rank]) < self.SLOTS - (0 if durable else 1):
+                self.slots[rank].add(key)
+                self.post(rank, "snapshotted", **about)
             else:
-                self.post(rank, "snapshot_skipped", rank=rank, generation=number, step=self.step, reason="no free slot")
+                del about["said"]
+                self.post(rank, "snapshot_skipped", **about, reason="no free slot")
 
     @precondition(lambda self: any(self.mail))
     @rule(data=st.data())
@@ -524,8 +693,9 @@ class Cluster(RuleBasedStateMachine):
         self.carry_out(self.machine.keeper_lost([rank], at=self.now))
         if rank_lives:
             self.slots[rank].update(held)
-            for number, step in held:
-                self.post(rank, "snapshotted", rank=rank, generation=number, step=step)
+            for key in held:
+                self.due.add(key)  # for all that the keeper knows
+                self.post(rank, "snapshotted", **self.snapshot_of(rank, key))
 
     @rule(data=st.data(), all_is_known=st.booleans())
     def a_generation_ends_and_another_starts(self, data: st.DataObject, all_is_known: bool) -> None:
@@ -533,11 +703,13 @@ class Cluster(RuleBasedStateMachine):
             while any(self.mail):
                 rank = next(rank for rank in range(WORLD) if self.mail[rank])
                 self.deliver(*self.mail[rank].popleft())
+            self.over.add(self.generations[-1].number)
             self.carry_out(self.machine.generation_ended(self.generations[-1].number, at=self.now))
         states = sorted({*self.complete(), *(key for key in self.disk if self.counts(key))})
         self.another_starts(data.draw(st.none() | st.sampled_from(states)) if states else None)
 
     def another_starts(self, origin: Key | None) -> None:
+        self.over.add(self.generations[-1].number)
         number = self.generations[-1].number + 1
         if origin is None:
             self.generations.append(generation(number))
@@ -550,6 +722,13 @@ class Cluster(RuleBasedStateMachine):
     def the_coordinator_is_killed_and_comes_back(self) -> None:
         self.commits.clear()
         self.corrupt.clear()  # it finds that again, if the receipts are still there
+        for rank, held in enumerate(self.slots):
+            # A keeper refuses to write what was released meanwhile, but this model has no order that is refused.
+            mail = self.mail[rank]
+            stale = [
+                one for one in mail if one[0] == "snapshotted" and (one[1]["generation"], one[1]["step"]) not in held
+            ]
+            self.mail[rank] = deque(one for one in mail if one not in stale)
         self.failed_attempts.clear()  # it does not know of them; keepers refuse to write a file twice
         self.machine = CommitMachine(rebuilding=True)
         assert self.machine.generation_started(self.generations, at=self.now) == []
@@ -561,7 +740,8 @@ class Cluster(RuleBasedStateMachine):
                     (o.attempt for r, o in self.todo if r == rank and (o.generation, o.step) == (gen, step)), default=0
                 )
                 done = max((a for r, key, a in self.outcomes if r == rank and key == (gen, step)), default=0)
-                self.machine.snapshotted(rank, gen, step, attempt=max(last, done), at=self.now)
+                about = self.snapshot_of(rank, (gen, step))
+                self.machine.snapshotted(**about, attempt=max(last, done), at=self.now)
                 self.reported.setdefault((gen, step), set()).add(rank)
             for owner, key, attempt in self.outcomes:
                 if owner == rank and self.outcomes[owner, key, attempt]:
@@ -574,6 +754,11 @@ class Cluster(RuleBasedStateMachine):
     def a_rank_never_holds_more_than_its_slots(self) -> None:
         assert all(len(held) <= self.SLOTS for held in self.slots)
 
+    @invariant()
+    def what_is_restorable_is_the_newest_set_that_is_complete_and_alike(self) -> None:
+        found = self.machine.in_memory
+        assert found == max((key for key in self.complete() if key not in self.unlike), default=None)
+
     def teardown(self) -> None:
         """The faults stop: within a few steps a save of all ranks is committed, and then nothing is under way."""
         self.settle()
@@ -584,6 +769,16 @@ class Cluster(RuleBasedStateMachine):
             self.settle()
         assert (self.generations[-1].number, self.step) in self.disk
         assert self.machine.idle
+        self.a_step_is_saved(ranks=(0, 1), durable=False)
+        self.settle()
+        newest = (self.generations[-1].number, self.step)
+        assert newest not in self.disk
+        assert self.machine.in_memory == newest
+        self.over.add(newest[0])
+        self.carry_out(self.machine.generation_ended(newest[0], at=self.now))
+        self.another_starts(newest)
+        self.settle()
+        assert newest in self.disk
 
     def settle(self) -> None:
         for _ in range(1000):

@@ -14,12 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
 from fakes import DEADLINE_SECONDS, FakeLink, RankEnd
 
 from workers import failpoint
-from workers.checkpoint import persist
+from workers.checkpoint import held, persist
+from workers.checkpoint.digests import image_digests
 from workers.checkpoint.manifest import CHECKPOINTS_DIR, checkpoint_name
+from workers.checkpoint.reader import CheckpointReader
 from workers.checkpoint.slots import Slot, SlotState
+from workers.checkpoint.store import LocalStore
+from workers.errors import CheckpointDamaged
 from workers.keeper import Keeper, keeper_address
 from workers.keeper_messages import (
     EndGeneration,
@@ -32,6 +37,7 @@ from workers.keeper_messages import (
     SnapshotSkipped,
     Snapshotted,
 )
+from workers.rank_memory import RankMemory
 
 
 class Node:
@@ -176,7 +182,16 @@ def test_a_complete_snapshot_is_written_verified_and_answered_with_a_receipt(nod
     rank.give_slots()
     slot = rank.snapshot(step=20)
     told = node.link.wait_for(Snapshotted)
-    assert told.snapshot == HeldSnapshot(rank=0, generation=1, step=20)
+    assert told.snapshot == HeldSnapshot(
+        rank=0,
+        generation=1,
+        step=20,
+        digest=xxhash.xxh3_128_hexdigest(slot.image[: slot.image_bytes]),
+        replicas={"sets": []},
+        copy_seconds=0.25,
+        stall_seconds=0.125,
+    )
+    assert slot.digest == told.snapshot.digest
     order = node.order(20)
     receipt = node.link.wait_for(ShardPersisted)
     assert (receipt.rank, receipt.generation, receipt.step, receipt.attempt) == (0, 1, 20, 1)
@@ -346,9 +361,10 @@ def test_a_rank_of_an_older_generation_is_turned_away_and_changes_nothing(node: 
 
 def test_a_skipped_snapshot_is_passed_on(node: Node) -> None:
     rank = node.rank()
-    rank.channel.send("skipped", step=20, reason="no snapshot slot was free")
+    rank.channel.send("skipped", step=20, durable=False, reason="no snapshot slot was free")
     told = node.link.wait_for(SnapshotSkipped)
-    assert (told.rank, told.generation, told.step, told.reason) == (0, 1, 20, "no snapshot slot was free")
+    assert (told.rank, told.generation, told.step, told.durable) == (0, 1, 20, False)
+    assert told.reason == "no snapshot slot was free"
     rank.close()
 
 
@@ -372,7 +388,7 @@ def test_the_dead_ranks_are_read_to_the_end_before_their_generation_is_drained(
     leader = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
     rank = node.rank(pid=leader.pid)
     for step in range(10):
-        rank.channel.send("skipped", step=step, reason="")
+        rank.channel.send("skipped", step=step, durable=True, reason="")
     rank.channel.close()
     node.link.command(EndGeneration(generation=1))
     *before, last = node.link._events
@@ -390,6 +406,131 @@ def test_a_rank_of_a_later_generation_is_neither_killed_nor_waited_for(node: Nod
     leader.kill()
     leader.wait()
     rank.close()
+
+
+# ---------------------------------------------------------------- digests and restores
+
+
+def test_a_snapshot_is_told_of_once_it_is_digested_and_kept_until_then(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, opened = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> Any:
+        reached.set()
+        assert opened.wait(DEADLINE_SECONDS)
+        return image_digests(*arguments)
+
+    monkeypatch.setattr("workers.rank_memory.image_digests", slow)
+    rank = node.rank()
+    rank.give_slots()
+    slot = rank.snapshot(step=20)
+    rank.channel.send("skipped", step=21, durable=False, reason="")
+    assert reached.wait(DEADLINE_SECONDS)
+    node.link.command(ReleaseOrder(generation=1, upto_step=20, keep=()))
+    assert slot.state is SlotState.COMPLETE, "freed while it was read"
+    assert slot.digest == ""
+    assert node.link.introduce().snapshots == ()
+    assert node.link.told(Snapshotted) == []
+    opened.set()
+    node.link.wait_for(SnapshotSkipped)
+    assert {type(event) for event in node.link._events} == {Snapshotted}, "in the order of the rank"
+    rank.close()
+
+
+def test_each_image_is_digested_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    digested: list[int] = []
+
+    def counted(content: memoryview, tensors: Any) -> Any:
+        digested.append(len(content))
+        return image_digests(content, tensors)
+
+    monkeypatch.setattr("workers.rank_memory.image_digests", counted)
+    rank = node.rank()
+    rank.give_slots()
+    rank.snapshot(step=20)
+    node.link.wait_for(Snapshotted)
+    node.order(20)
+    assert node.link.wait_for(ShardPersisted).shard.digest == rank.slots[0].digest
+    assert len(digested) == 1
+    rank.close()
+
+
+def test_the_snapshots_of_the_dead_are_digested_before_their_generation_is_drained(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, waited = threading.Event(), threading.Event()
+    wait = RankMemory.wait
+
+    def slow(*arguments: Any) -> Any:
+        assert opened.wait(DEADLINE_SECONDS)
+        return image_digests(*arguments)
+
+    def waiting(memory: RankMemory, timeout_seconds: float) -> bool:
+        opened.set()
+        waited.set()
+        return wait(memory, DEADLINE_SECONDS)
+
+    monkeypatch.setattr("workers.rank_memory.image_digests", slow)
+    monkeypatch.setattr(RankMemory, "wait", waiting)
+    rank = node.rank(pid=2**22 + 1)
+    rank.give_slots()
+    rank.snapshot(step=20)
+    rank.channel.close()
+    node.link.command(EndGeneration(generation=1))
+    assert waited.is_set()
+    assert [type(event) for event in node.link._events] == [Snapshotted, GenerationDrained]
+
+
+def test_a_later_snapshot_of_the_same_step_takes_the_place_of_the_earlier_one(node: Node) -> None:
+    rank = node.rank()
+    rank.give_slots()
+    first = rank.snapshot(step=20, value=1.0)
+    node.link.wait_for(Snapshotted)
+    second = rank.snapshot(step=20, value=2.0)
+    assert node.link.wait_for(Snapshotted).snapshot.digest == second.digest
+    assert first.state is SlotState.FREE
+    node.order(20)
+    assert node.link.wait_for(ShardPersisted).shard.digest == second.digest
+    rank.close()
+
+
+def test_a_snapshot_whose_bytes_changed_before_another_keeper_wrote_it_is_not_written(node: Node) -> None:
+    rank = node.rank()
+    rank.give_slots()
+    slot = rank.snapshot(step=20)
+    node.link.wait_for(Snapshotted)
+    node.close()
+    node.start()
+    slot.image[slot.image_bytes - 1] ^= 1
+    again = node.rank()
+    again.slots = rank.slots
+    again.hand_over()
+    assert node.link.wait_for(Snapshotted).snapshot.digest == slot.digest, "of what the rank had made"
+    node.order(20)
+    assert "has changed in memory" in node.link.wait_for(PersistFailed).error
+    again.close()
+
+
+def test_the_next_generation_is_handed_the_slots_of_all_ranks_of_the_node(node: Node) -> None:
+    dead = [node.rank(rank=rank) for rank in (0, 1)]
+    for rank in dead:
+        rank.give_slots()
+        rank.snapshot(step=20, value=float(rank.rank))
+        node.link.wait_for(Snapshotted)
+        rank.close()
+    successor = node.rank(rank=1, generation=2)
+    shards = held.fetch(successor.channel, 1, 1, 20, mapped=successor.slots, alive=lambda: None)
+    manifest = shards.manifest(2)
+    assert [shard.rank for shard in manifest.shards if shard.tensors] == [0, 1]
+    reader = CheckpointReader(LocalStore(node.run_dir), manifest.name, 1, manifest=manifest, shards=shards)
+    assert reader.fetch("model.weight", offsets=(0,), shape=(8,)).tolist() == [1.0] * 8
+    opened = descriptors_of(inodes(successor.slots))
+    reader.close()
+    assert descriptors_of(inodes(successor.slots)) == opened, "the rank's own slots are still in use"
+    with pytest.raises(CheckpointDamaged, match=r"does not hold rank 1's snapshot of step 21, generation 1"):
+        held.fetch(successor.channel, 1, 1, 21, mapped=successor.slots, alive=lambda: None)
+    successor.close()
 
 
 # ---------------------------------------------------------------- slots
@@ -440,6 +581,8 @@ def test_slots_that_were_replaced_are_dropped_at_once_or_when_their_write_is_don
     assert descriptors_of(slots) == 2 * 5  # the rank's two, the keeper's two, and the one being written
     gate.opened.set()
     assert node.link.wait_for(ShardPersisted).step == 20
+    assert descriptors_of(slots) == 2 * 5, "the snapshot may still be restored"
+    node.link.command(ReleaseOrder(generation=1, upto_step=20, keep=()))
     assert descriptors_of(slots) == 2 * 4
     rank.close()
 
@@ -457,7 +600,8 @@ def test_a_keeper_that_comes_back_takes_the_slots_over_and_tells_what_is_in_them
     again = node.rank()
     again.slots = rank.slots
     again.hand_over()
-    assert node.link.wait_for(Snapshotted).snapshot == HeldSnapshot(rank=0, generation=1, step=20)
+    told = node.link.wait_for(Snapshotted).snapshot
+    assert (told.rank, told.generation, told.step, told.digest) == (0, 1, 20, slot.digest)
     assert slot.state is SlotState.COMPLETE
     gate.opened.set()
     node.order(20, attempt=2)
@@ -468,18 +612,18 @@ def test_a_keeper_that_comes_back_takes_the_slots_over_and_tells_what_is_in_them
 def test_a_keeper_introduces_itself_with_its_snapshots_their_last_attempts_and_its_receipts(node: Node) -> None:
     rank = node.rank()
     rank.give_slots()
-    rank.snapshot(step=20)
+    slots = [rank.snapshot(step=20)]
     node.link.wait_for(Snapshotted)
-    rank.snapshot(step=22)
+    slots.append(rank.snapshot(step=22, durable=False))
     node.link.wait_for(Snapshotted)
     node.order(20, attempt=3)
     receipt = node.link.wait_for(ShardPersisted)
     joined = node.link.introduce()
     assert (joined.node, joined.pid) == ("n1", os.getpid())
-    assert joined.snapshots == (
-        HeldSnapshot(rank=0, generation=1, step=20, attempt=3),
-        HeldSnapshot(rank=0, generation=1, step=22),
-    )
+    assert [(held.step, held.attempt, held.durable, held.digest) for held in joined.snapshots] == [
+        (20, 3, True, slots[0].digest),
+        (22, 0, False, slots[1].digest),
+    ]
     assert joined.receipts == (receipt,)
     rank.close()
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.decide.ladder import Fresh, NothingVerifies, Restore, choose
-from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord, eligible
+from orchestrator.decide.ladder import Fresh, FromMemory, NothingVerifies, Restore, choose
+from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord, MemorySet, eligible
 from workers import errors
 from workers.checkpoint.manifest import checkpoint_name
 
@@ -34,6 +34,42 @@ NEWER, OLDER = checkpoint(1, 40), checkpoint(1, 20)
 def test_the_newest_rung_is_taken() -> None:
     choice = choose(generations=[generation(1)], checkpoints=[OLDER, NEWER], rejected={})
     assert choice == Restore(name=NEWER.name, generation=1, step=40)
+
+
+def in_memory(gen: int, step: int) -> MemorySet:
+    return MemorySet(generation=gen, step=step, where={0: "k", 1: "k"})
+
+
+def test_a_set_in_memory_that_is_newer_than_every_checkpoint_is_taken() -> None:
+    memory = in_memory(1, 47)
+    choice = choose(generations=[generation(1)], checkpoints=[OLDER, NEWER], rejected={}, memory=memory)
+    assert choice == FromMemory(memory=memory, parent=None)
+    assert choose(generations=[generation(1)], checkpoints=[], rejected={}, memory=memory) == choice
+
+
+def test_of_a_set_in_memory_and_the_checkpoint_of_the_same_state_memory_is_taken_and_the_checkpoint_named() -> None:
+    memory = in_memory(1, 40)
+    choice = choose(generations=[generation(1)], checkpoints=[OLDER, NEWER], rejected={}, memory=memory)
+    assert choice == FromMemory(memory=memory, parent=NEWER.name)
+    damaged = choose(generations=[generation(1)], checkpoints=[NEWER], rejected={NEWER.name: "bad"}, memory=memory)
+    assert damaged == FromMemory(memory=memory, parent=None)
+
+
+def test_a_set_in_memory_is_older_than_a_checkpoint_only_where_that_cannot_be_used() -> None:
+    memory, run = in_memory(1, 30), [generation(1)]
+    taken = choose(generations=run, checkpoints=[OLDER, NEWER], rejected={}, memory=memory)
+    assert taken == Restore(name=NEWER.name, generation=1, step=40)
+    bad = {NEWER.name: "bad", OLDER.name: "bad"}
+    choice = choose(generations=run, checkpoints=[OLDER, NEWER], rejected=bad, memory=memory)
+    assert choice == FromMemory(memory=memory, parent=None, passed=((NEWER.name, "bad"),))
+
+
+def test_a_set_in_memory_of_a_timeline_that_was_left_is_not_taken() -> None:
+    run = [generation(1), generation(2, parent=1, step=20)]
+    choice = choose(generations=run, checkpoints=[OLDER, NEWER], rejected={}, memory=in_memory(1, 47))
+    assert choice == Restore(name=OLDER.name, generation=1, step=20)
+    choice = choose(generations=run, checkpoints=[OLDER, NEWER], rejected={}, memory=in_memory(2, 23))
+    assert isinstance(choice, FromMemory)
 
 
 def test_a_rejected_rung_is_passed_and_named_with_its_reason() -> None:

@@ -2,15 +2,17 @@
 
 import random
 import signal
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.decide.budget import FailureBudget, Retry
-from orchestrator.decide.ladder import Restore, choose
-from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord, eligible
+from orchestrator.decide.ladder import FromMemory, Restore, choose
+from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord, MemorySet, eligible
 from orchestrator.decide.probation import Probation
+from workers.checkpoint.manifest import checkpoint_name
 
 FRESH_UNTIL = 50
 EVERY = 10
@@ -31,7 +33,7 @@ def generation(number: int, parent: CheckpointRecord | None) -> GenerationRecord
 
 
 def checkpoint(step: int, number: int) -> CheckpointRecord:
-    return CheckpointRecord(name=f"c{step}-{number}", generation=number, step=step, attempt=1)
+    return CheckpointRecord(name=checkpoint_name(step, number, 1), generation=number, step=step, attempt=1)
 
 
 class Story:
@@ -83,10 +85,10 @@ def test_a_checkpoint_that_cannot_be_trained_from_is_passed_over_for_the_one_bef
     story.fails("exception", 50)
     story.fails("exception", 50)
     assert story.restored == [50, 40]
-    assert story.suspected == ["c50-1"]
+    assert story.suspected == [checkpoint(50, 1).name]
     story.save_up_to(60)  # the older one was good
     assert story.probation.suspects == {}
-    assert "c50-1" not in {one.name for one in eligible(story.generations, story.checkpoints)}
+    assert checkpoint(50, 1).name not in {one.name for one in eligible(story.generations, story.checkpoints)}
     story.fails("exception", 65)
     assert story.restored == [50, 40, 60]
 
@@ -105,7 +107,7 @@ def test_a_hang_has_to_come_more_often_than_an_exception_to_raise_a_suspicion(ca
     for _ in range(tries):
         assert not story.suspected
         story.fails(cause, 57)
-    assert story.suspected == ["c50-1"]
+    assert story.suspected == [checkpoint(50, 1).name]
 
 
 @pytest.mark.parametrize(
@@ -129,8 +131,8 @@ def test_a_save_that_is_finished_after_the_suspicion_is_passed_over_with_what_it
     story = Story()
     story.fails("exception", 57)
     story.probation.failure("exception", 57)
-    late = CheckpointRecord(name="late", generation=2, step=55, attempt=1)
-    story.probation.committed("late", 55)
+    late = checkpoint(55, 2)
+    story.probation.committed(late.name, 55)
     choice = choose(
         generations=story.generations,
         checkpoints=[*story.checkpoints, late],
@@ -139,7 +141,51 @@ def test_a_save_that_is_finished_after_the_suspicion_is_passed_over_with_what_it
     )
     assert isinstance(choice, Restore)
     assert choice.step == 40
-    assert dict(choice.passed)["late"] == "came out of c50-1, which is on probation"
+    assert dict(choice.passed)[late.name] == f"came out of {checkpoint(50, 1).name}, which is on probation"
+
+
+def test_a_state_on_probation_is_passed_over_in_memory_and_in_the_checkpoint_that_it_became() -> None:
+    story = Story()
+    memory = MemorySet(generation=1, step=57, where={0: "k"})
+    began = replace(generation(2, None), parent_generation=1, restored_step=57, source="memory")
+    suspects = {memory.name: "on probation"}
+    newer = MemorySet(generation=2, step=59, where={0: "k"})
+    for held in (memory, newer, None):
+        choice = choose(
+            generations=[*story.generations, began],
+            checkpoints=[*story.checkpoints, checkpoint(57, 1)],
+            rejected={},
+            suspects=suspects,
+            memory=held,
+        )
+        assert isinstance(choice, Restore)
+        assert choice.step == 50
+        assert dict(choice.passed)[checkpoint(57, 1).name] == "on probation"
+    passed_over = choose(
+        generations=[*story.generations, began],
+        checkpoints=story.checkpoints,
+        rejected={},
+        suspects={checkpoint(57, 1).name: "on probation"},
+        memory=newer,
+    )
+    assert isinstance(passed_over, Restore)
+    assert dict(passed_over.passed) == {newer.name: f"came out of {checkpoint(57, 1).name}, which is on probation"}
+    gone_back = replace(generation(3, checkpoint(50, 1)))
+    again = choose(
+        generations=[*story.generations, began, gone_back],
+        checkpoints=story.checkpoints,
+        rejected={},
+        suspects=suspects,
+        memory=MemorySet(generation=3, step=60, where={0: "k"}),
+    )
+    assert isinstance(again, FromMemory), "what did not come out of it is not suspected"
+
+
+def test_a_run_that_fails_after_a_state_in_memory_suspects_that_by_its_name() -> None:
+    probation = Probation()
+    probation.generation_started("memory of step 57, generation 1")
+    assert probation.failure("exception", 60) is None
+    assert probation.failure("exception", 60) == "memory of step 57, generation 1"
 
 
 def test_the_last_checkpoint_is_restored_also_on_probation() -> None:

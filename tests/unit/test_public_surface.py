@@ -30,11 +30,13 @@ def test_a_session_has_these_methods_and_properties() -> None:
 def test_the_recovery_settings_have_these_names_and_defaults() -> None:
     assert {field.name: field.default for field in dataclasses.fields(RecoveryConfig)} == {
         "save_every_steps": 100,
+        "snapshot_every_steps": "auto",
+        "snapshot_overhead_max": 0.02,
         "save_at_end": True,
         "keep_last": 3,
         "keep_last_min": 1,
         "max_failures": None,
-        "snapshot_slots": 2,
+        "snapshot_slots": 3,
         "memory_fraction_max": 0.9,
         "verify_saves": True,
         "verify_bytes_per_second_max": None,

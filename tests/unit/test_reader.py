@@ -2,17 +2,21 @@
 
 import dataclasses
 import errno
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+import xxhash
 from checkpoint_samples import rows, same_bytes, save, two_ranks, whole, whole_tensors, write_image
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers import failpoint
-from workers.checkpoint.manifest import MANIFEST_FILE, Manifest, ShardRecord, TensorRecord, checkpoint_dir
+from workers.checkpoint.held import HeldShard, HeldShards
+from workers.checkpoint.manifest import MANIFEST_FILE, Manifest, TensorRecord, checkpoint_dir
 from workers.checkpoint.reader import CheckpointReader
+from workers.checkpoint.slots import Slot
 from workers.checkpoint.store import LocalStore
 from workers.checkpoint.tensors import CapturedState, TensorSource
 from workers.errors import CallerError, CheckpointDamaged
@@ -75,12 +79,12 @@ def test_a_part_that_several_ranks_saved_is_taken_from_the_own_shard(tmp_path: P
     assert CheckpointReader(store, manifest.name, 1).fetch("w", offsets=(0,), shape=(3,)).equal(torch.arange(3.0))
 
 
-def test_what_is_fetched_is_memory_of_its_own(tmp_path: Path) -> None:
+def test_a_part_is_a_view_of_the_shard_and_a_closed_reader_reads_again(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     reader = CheckpointReader(store, save(store, two_ranks()).name, 0)
     first = reader.fetch("model.norm", offsets=(0,), shape=(4,))
+    assert reader.fetch("model.norm", offsets=(0,), shape=(4,)).data_ptr() == first.data_ptr()
     first.zero_()
-    assert reader.fetch("model.norm", offsets=(0,), shape=(4,)).equal(torch.arange(4.0))
     reader.close()
     assert reader.fetch("model.norm", offsets=(0,), shape=(4,)).equal(torch.arange(4.0))
 
@@ -163,7 +167,7 @@ def test_a_file_that_is_not_the_committed_one_is_damage(tmp_path: Path, damage: 
     if damage == "longer" and rank == 1:
         read_everything(CheckpointReader(store, manifest.name, rank), manifest)  # all that it uses is as committed
     else:
-        reasons = {0: r"bytes, and \d+ were committed|is missing", 1: "other bytes|is missing"}
+        reasons = {0: r"bytes, and \d+ were saved|is missing", 1: "other bytes|is missing"}
         with pytest.raises(CheckpointDamaged, match=f"rank-00000-of-00002.*({reasons[rank]})"):
             read_everything(CheckpointReader(store, manifest.name, rank), manifest)
 
@@ -201,27 +205,52 @@ def test_a_storage_error_while_reading_is_not_taken_for_damage(tmp_path: Path) -
     assert raised.value.errno == errno.EIO
 
 
-def test_snapshots_in_memory_are_read_by_the_same_reader(tmp_path: Path) -> None:
+def held_shards(slots: list[Slot], alive: Callable[[], None] = lambda: None) -> HeldShards:
+    shards = {
+        rank: HeldShard(
+            slot=slot,
+            mapped_here=False,
+            bytes=slot.image_bytes,
+            digest=xxhash.xxh3_128_hexdigest(slot.image[: slot.image_bytes]),
+        )
+        for rank, slot in enumerate(slots)
+    }
+    return HeldShards(0, 1, 20, shards, alive)
+
+
+def test_snapshots_in_memory_are_read_in_place_by_the_same_reader(tmp_path: Path) -> None:
     states = two_ranks()
-    manifest = save(LocalStore(tmp_path), states)
     slots = [write_image(state)[0] for state in states]
-
-    class Snapshots:
-        def whole(self, shard: ShardRecord) -> memoryview:
-            return slots[shard.rank].image[: slots[shard.rank].image_bytes]
-
-        def part(self, shard: ShardRecord, start: int, stop: int) -> memoryview:
-            return slots[shard.rank].image[start:stop]
-
-    reader = CheckpointReader(
-        LocalStore(tmp_path / "elsewhere"), manifest.name, 0, manifest=manifest, shards=Snapshots()
-    )
+    shards = held_shards(slots)
+    manifest = shards.manifest(2)
+    reader = CheckpointReader(LocalStore(tmp_path), manifest.name, 0, manifest=manifest, shards=shards)
     for name, tensor in whole_tensors(states).items():
         assert same_bytes(reader.fetch(name, offsets=(0,) * tensor.dim(), shape=tensor.shape), tensor)
-    slots[0].image[manifest.shards[0].tensors[0].start] ^= 1
-    reader.close()
-    with pytest.raises(CheckpointDamaged):
-        reader.document()
+    assert reader.document() == states[0].document
+    norm = manifest.shards[0].tensors[0]
+    slots[0].image[norm.start] ^= 1
+    window = reader.fetch(norm.name, offsets=norm.offsets, shape=norm.shape)
+    assert window.view(torch.uint8).flatten()[0] == slots[0].image[norm.start], "a copy"
+
+
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_a_bit_that_flips_in_memory_is_damage_that_names_the_snapshot(tmp_path: Path, damaged: int) -> None:
+    slots = [write_image(state)[0] for state in two_ranks()]
+    shards = held_shards(slots)
+    manifest = shards.manifest(2)
+    slots[damaged].image[slots[damaged].image_bytes - 1] ^= 1
+    reader = CheckpointReader(LocalStore(tmp_path), manifest.name, 0, manifest=manifest, shards=shards)
+    elsewhere = {tensor.name for tensor in manifest.shards[1 - damaged].tensors}
+    record = next(one for one in manifest.shards[damaged].tensors if one.start < one.stop and one.name not in elsewhere)
+    with pytest.raises(CheckpointDamaged, match=f"rank {damaged}'s snapshot in memory of step 20, generation 1, is da"):
+        reader.fetch(record.name, offsets=record.offsets, shape=record.shape)
+
+
+def test_a_shard_that_is_not_in_memory_here_has_no_tensors(tmp_path: Path) -> None:
+    states = two_ranks()
+    shards = held_shards([write_image(states[0])[0]])
+    reader = CheckpointReader(LocalStore(tmp_path), "m", 0, manifest=shards.manifest(2), shards=shards)
+    assert set(reader.names()) == {named.name for named in states[0].tensors}
 
 
 def test_a_tensor_of_an_unknown_type_is_damage(tmp_path: Path) -> None:

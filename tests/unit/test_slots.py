@@ -137,19 +137,45 @@ def test_closing_leaves_no_descriptor_or_mapping_behind() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(cut=st.integers(1, 47), step=st.integers(1, 2**40), image_bytes=st.integers(1, 4096))
-def test_a_header_that_was_half_written_is_torn_or_as_before_or_as_after(cut: int, step: int, image_bytes: int) -> None:
+@given(cut=st.integers(1, 63), step=st.integers(1, 2**40), image_bytes=st.integers(1, 4096), is_digest=st.booleans())
+def test_a_header_that_was_half_written_is_torn_or_as_before_or_as_after(
+    cut: int, step: int, image_bytes: int, is_digest: bool
+) -> None:
     slot = Slot.create(4096)
     slot.begin(rank=1, generation=7, step=step)
-    header = memoryview(bytearray(48))
-    with memoryview(slot.image.obj)[:48] as memory:  # type: ignore[arg-type]  # the mapping behind the view
+    header = memoryview(bytearray(64))
+    with memoryview(slot.image.obj)[:64] as memory:  # type: ignore[arg-type]  # the mapping behind the view
+        if is_digest:
+            slot.complete(image_bytes)
         before = bytes(memory)
-        slot.complete(image_bytes)
+        slot.set_digest("5a" * 16) if is_digest else slot.complete(image_bytes)
         after = bytes(memory)
         header[:] = after[:cut] + before[cut:]
         memory[:] = header
         if header not in (before, after):
             assert slot.state is SlotState.TORN
+    slot.close()
+
+
+def test_a_digest_stays_with_its_image_and_is_seen_by_all_holders() -> None:
+    slot = Slot.create(4096)
+    slot.begin(rank=1, generation=7, step=40)
+    with pytest.raises(SlotUsedWrongly):
+        slot.set_digest("5a" * 16)
+    slot.complete(100)
+    assert slot.digest == ""
+    slot.set_digest("5a" * 16)
+    slot.hold()
+    other = Slot.from_fd(os.dup(slot.fd), populate=False)
+    assert (other.state, other.digest, other.image_bytes) == (SlotState.HELD, "5a" * 16, 100)
+    assert other.memory_id == slot.memory_id
+    slot.resume()
+    assert slot.digest == "5a" * 16
+    slot.release()
+    slot.begin(rank=1, generation=7, step=41)
+    slot.complete(100)
+    assert other.digest == "", "another image has the digest of the one before"
+    other.close()
     slot.close()
 
 

@@ -181,9 +181,11 @@ KILL_SCRIPT = """
 import sys
 from pathlib import Path
 from workers import failpoint
+from workers.checkpoint.header import parse_header
 from workers.checkpoint.persist import persist
 from workers.checkpoint.slots import Slot
 from workers.checkpoint.store import LocalStore
+from workers.errors import CheckpointDamaged
 root, point = Path(sys.argv[1]), sys.argv[2]
 when = {"index": 1} if point == "persist.block" else {}
 failpoint.arm([failpoint.Arm(id="kill", point=point, action="kill_self", when=when)], root / "faults")

@@ -64,7 +64,7 @@ def test_failures_before_the_coordinators_restart_still_count(tmp_path: Path) ->
 
     def failed(driver_id: str) -> None:
         ledger.append("coordinator", driver=driver_id, resumed=False)
-        ledger.append("generation", restored_step=0, checkpoint=None)
+        ledger.append("generation", restored_step=0, source="fresh", checkpoint=None)
         ledger.append("failure", generation=1, cause="signal", step=5, exit_code=-9, restore_failed=None)
 
     def next_verdict(driver_id: str) -> Retry | Stop:
@@ -102,7 +102,7 @@ def test_what_a_restarted_coordinator_has_to_know_is_in_the_ledger(tmp_path: Pat
 @given(
     st.lists(
         st.one_of(
-            st.tuples(st.just("generation"), st.integers(0, 30)),
+            st.tuples(st.sampled_from(["generation", "from_memory"]), st.integers(0, 30)),
             st.tuples(st.just("commit"), st.integers(1, 30)),
             st.tuples(st.sampled_from(["exception", "hang", "signal", "agent_lost", "drain"]), st.integers(0, 40)),
             st.tuples(st.just("restore_failed"), st.just(0)),
@@ -118,9 +118,14 @@ def test_a_coordinator_that_comes_back_counts_and_suspects_as_the_one_before(hap
         for kind, step in happened:
             match kind:
                 case "generation":
-                    ledger.append("generation", restored_step=step, checkpoint=f"c{step}")
+                    ledger.append("generation", restored_step=step, source="checkpoint", checkpoint=f"c{step}")
                     budget.generation_started(step)
                     probation.generation_started(f"c{step}")
+                case "from_memory":
+                    began = {"restored_step": step, "source": "memory", "parent_generation": 1, "checkpoint": None}
+                    ledger.append("generation", **began)
+                    budget.generation_started(step)
+                    probation.generation_started(f"memory of step {step}, generation 1")
                 case "commit":
                     ledger.append("commit", step=step, checkpoint=f"c{step}")
                     budget.committed(step)

@@ -1,13 +1,15 @@
-"""Restoring from a committed checkpoint: every byte that reaches the training was compared with the manifest.
+"""Restoring from a checkpoint, or from snapshots in memory: no byte reaches the training that was not compared with
+the digest of what was saved.
 
 Invariants: a rank's own shard is read once, in large blocks, and checked as a whole before anything of it is used; of
-other ranks' shards only the needed tensors are read, each checked by its own digest. Tensors are looked up over all
-shards: a replicated tensor lies in one rank's only. What `fetch` returns is memory of its own.
+other ranks' shards only the needed tensors are read, each checked by its own digest, or the shard as a whole where only
+that one's is known. Tensors are looked up over all shards: a replicated tensor lies in one rank's only.
 
 Faults survived: a shard that is missing, cut short, or has any bit changed raises CheckpointDamaged, which names the
 file and the tensor, so that the ladder can go one rung down. Nothing in a checkpoint is ever unpickled or executed.
 """
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
@@ -16,7 +18,7 @@ import xxhash
 
 from workers import failpoint
 from workers.checkpoint import header
-from workers.checkpoint.digests import image_digests
+from workers.checkpoint.digests import BLOCK_BYTES, image_digests
 from workers.checkpoint.image import DTYPES
 from workers.checkpoint.manifest import Manifest, ShardRecord, TensorRecord, checkpoint_dir, read_manifest
 from workers.checkpoint.read_range import read_range
@@ -33,6 +35,12 @@ class ShardBytes(Protocol):
     def part(self, shard: ShardRecord, start: int, stop: int) -> memoryview:
         """Bytes start to stop of a shard; fewer if it ends before."""
 
+    def what(self, shard: ShardRecord) -> str:
+        """Names a shard in errors."""
+
+    def close(self) -> None:
+        """Give back what was taken to read them."""
+
 
 class StoredShards:
     """ShardBytes of a checkpoint in a store, read by one rank; CheckpointDamaged if a file is missing."""
@@ -44,12 +52,18 @@ class StoredShards:
         self._context = {"rank": rank, "step": manifest.step, "generation": manifest.generation}
 
     def whole(self, shard: ShardRecord) -> memoryview:
-        path = f"{self._directory}/{shard.file}"
+        path = self.what(shard)
         return self._read(path, 0, self._size(path))
 
     def part(self, shard: ShardRecord, start: int, stop: int) -> memoryview:
-        path = f"{self._directory}/{shard.file}"
+        path = self.what(shard)
         return self._read(path, start, min(stop, self._size(path)))
+
+    def what(self, shard: ShardRecord) -> str:
+        return f"{self._directory}/{shard.file}"
+
+    def close(self) -> None:
+        return  # files are open while they are read
 
     def _size(self, path: str) -> int:
         try:
@@ -66,7 +80,7 @@ class StoredShards:
 
 
 class CheckpointReader:
-    """A TensorSource over one committed checkpoint, for one rank. `close` frees the memory of the rank's own shard."""
+    """A TensorSource over one checkpoint, for one rank. `close` frees the memory of the shards that were read whole."""
 
     def __init__(
         self,
@@ -85,10 +99,10 @@ class CheckpointReader:
             raise CallerError(
                 f"checkpoint {name} was saved by {self.manifest.world_size} ranks, so it has nothing for rank {rank}"
             )
-        self._name = name
         self._shards = shards if shards is not None else StoredShards(store, self.manifest, rank, alive)
         self._own = self.manifest.shards[rank]
-        self._own_bytes: memoryview | None = None
+        self._whole: dict[int, memoryview] = {}  # by rank
+        self._alive = alive
         self._parts: dict[str, list[tuple[ShardRecord, TensorRecord]]] = {}
         # Own shard first: of equal parts that several ranks wrote, the one already in memory is taken.
         for shard in (self._own, *self.manifest.shards):
@@ -99,14 +113,15 @@ class CheckpointReader:
 
     def document(self) -> dict[str, Any]:
         """The document that this rank saved."""
-        return header.parse_header(self._own_content(), self._what(self._own)).document
+        return header.parse_header(self._content(self._own), self._shards.what(self._own)).document
 
     def names(self) -> Collection[str]:
         """Every tensor name in the checkpoint, over all ranks."""
         return self._parts.keys()
 
     def fetch(self, name: str, *, offsets: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
-        """A CPU tensor of its own memory with elements `offsets` on, `shape` of them, of the whole tensor.
+        """A CPU tensor with elements `offsets` on, `shape` of them, of the whole tensor. Not to be written to, and only
+        good until `close`: it may be a view of the shard.
 
         Put together from as many saved parts as it takes. Raises KeyError if they do not cover it, CheckpointDamaged if
         the bytes are not the committed ones.
@@ -119,6 +134,11 @@ class CheckpointReader:
             for offset, size, total in zip(offsets, shape, first.global_shape, strict=True)
         ):
             raise KeyError(f"{name}: {shape} at {offsets} is not within its saved shape {first.global_shape}")
+        if math.prod(shape):
+            for shard, record in parts:
+                if _lies_within(offsets, shape, record):
+                    end = [start + size for start, size in zip(offsets, shape, strict=True)]
+                    return self._tensor(shard, record)[_window(offsets, end, record.offsets)]
         result = torch.empty(shape, dtype=self._dtype(first))
         missing = result.numel()
         for shard, record in parts:
@@ -137,33 +157,46 @@ class CheckpointReader:
         return result
 
     def close(self) -> None:
-        """Forget the own shard's bytes; a later call reads them again."""
-        self._own_bytes = None
+        """Forget the bytes of whole shards; a later call reads files again."""
+        self._whole.clear()
+        self._shards.close()
 
     def _tensor(self, shard: ShardRecord, record: TensorRecord) -> torch.Tensor:
         """One saved part, verified, as a view of the memory it was read into."""
-        if shard is self._own:
-            content = self._own_content()[record.start : record.stop]
+        if shard is self._own or not record.digest:
+            content = self._content(shard)[record.start : record.stop]
         else:
             content = self._shards.part(shard, record.start, record.stop)
             if xxhash.xxh3_128_hexdigest(content) != record.digest:
-                raise self._damaged(shard, f"tensor {record.name!r} has other bytes than were committed")
+                raise self._damaged(shard, f"tensor {record.name!r} has other bytes than were saved")
         dtype = self._dtype(record)
         return torch.frombuffer(content, dtype=torch.uint8).view(dtype).view(record.shape)
 
-    def _own_content(self) -> memoryview:
-        """All of the own shard, compared with the manifest when it is read."""
-        if self._own_bytes is None:
-            content = self._shards.whole(self._own)
-            if len(content) != self._own.bytes:
-                raise self._damaged(self._own, f"it has {len(content)} bytes, and {self._own.bytes} were committed")
-            whole, by_tensor = image_digests(content, self._own.tensors)
-            if whole != self._own.digest:
-                bad = [record.name for record in self._own.tensors if by_tensor[record.name] != record.digest]
-                where = f"tensor {bad[0]!r} has" if bad else "its header has"
-                raise self._damaged(self._own, f"{where} other bytes than were committed")
-            self._own_bytes = content
-        return self._own_bytes
+    def _content(self, shard: ShardRecord) -> memoryview:
+        """All of a shard, compared with its digest when it is read."""
+        content = self._whole.get(shard.rank)
+        if content is None:
+            content = self._shards.whole(shard)
+            if len(content) != shard.bytes:
+                raise self._damaged(shard, f"it has {len(content)} bytes, and {shard.bytes} were saved")
+            if self._digest(content) != shard.digest:
+                raise self._damaged(shard, f"{self._place_of_damage(shard, content)} other bytes than were saved")
+            self._whole[shard.rank] = content
+        return content
+
+    def _digest(self, content: memoryview) -> str:
+        digester = xxhash.xxh3_128()
+        for start in range(0, len(content), BLOCK_BYTES):
+            self._alive()
+            digester.update(content[start : start + BLOCK_BYTES])
+        return digester.hexdigest()
+
+    def _place_of_damage(self, shard: ShardRecord, content: memoryview) -> str:
+        if not all(record.digest for record in shard.tensors):
+            return "it has"
+        by_tensor = image_digests(content, shard.tensors)[1]
+        bad = [record.name for record in shard.tensors if by_tensor[record.name] != record.digest]
+        return f"tensor {bad[0]!r} has" if bad else "its header has"
 
     def _dtype(self, record: TensorRecord) -> torch.dtype:
         try:
@@ -171,11 +204,15 @@ class CheckpointReader:
         except KeyError:
             raise CheckpointDamaged(f"tensor {record.name!r} is of the unknown type {record.dtype!r}") from None
 
-    def _what(self, shard: ShardRecord) -> str:
-        return f"{checkpoint_dir(self._name)}/{shard.file}"
-
     def _damaged(self, shard: ShardRecord, reason: str) -> CheckpointDamaged:
-        return CheckpointDamaged(f"{self._what(shard)} is damaged: {reason}")
+        return CheckpointDamaged(f"{self._shards.what(shard)} is damaged: {reason}")
+
+
+def _lies_within(offsets: Sequence[int], shape: Sequence[int], record: TensorRecord) -> bool:
+    return all(
+        theirs <= ours and ours + size <= theirs + length
+        for ours, size, theirs, length in zip(offsets, shape, record.offsets, record.shape, strict=True)
+    )
 
 
 def _window(begin: Sequence[int], end: Sequence[int], origin: Sequence[int]) -> tuple[slice, ...]:

@@ -5,12 +5,14 @@ O_DIRECT as it is. It is passed over a Unix socket, has no name to leak, and liv
 
     FREE -> WRITING -> COMPLETE             by the rank
     COMPLETE -> HELD -> COMPLETE -> FREE    by the keeper: HELD while it persists, FREE when the step is not needed
+    COMPLETE, with the image's digest       by the keeper, once it has read all of it; the state stays
 
 Invariants: the header says COMPLETE or HELD only if every byte of the image is there, because it is written after
 them; its checksum covers all fields, so a header that was half written by a killed rank reads as TORN, never as another
-state. The size is sealed: no holder can shrink the memory under another one.
+state. A digest is of the very image that is there: who begins another one forgets it. The size is sealed: no holder
+can shrink the memory under another one.
 
-Faults survived: the rank killed at any point; the keeper killed (the rank still holds the memory).
+Faults survived: the rank killed at any point; the keeper killed (the rank still holds the memory, and its digest).
 """
 
 import contextlib
@@ -27,9 +29,10 @@ from workers.checkpoint.header import PAGE_BYTES
 from workers.errors import EnvironmentProblem, LastgoodError
 
 HEADER_BYTES = PAGE_BYTES
-_MAGIC = b"lgslot\0\1"
-_FIELDS = struct.Struct("<8sIIQQQ")  # magic, state, rank, generation, step, image bytes
+_MAGIC = b"lgslot\0\2"
+_FIELDS = struct.Struct("<8sIIQQQ16s")  # magic, state, rank, generation, step, image bytes, digest
 _CHECKSUM = struct.Struct("<Q")
+_NO_DIGEST = bytes(16)
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -54,11 +57,11 @@ class Slot:
     first `image_bytes` of it are the shard file.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, *, populate: bool = True) -> None:
         self.fd = fd
         size = os.fstat(fd).st_size
         # Populated: the first copy into untouched memory would run at a seventh of the speed.
-        self._memory = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        self._memory = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0))
         self._view = memoryview(self._memory)
         self.image = self._view[HEADER_BYTES:]
         self.capacity = len(self.image)
@@ -83,8 +86,11 @@ class Slot:
         return slot
 
     @classmethod
-    def from_fd(cls, fd: int) -> "Slot":
-        """Map a slot that another process created, and take over its descriptor."""
+    def from_fd(cls, fd: int, *, populate: bool = True) -> "Slot":
+        """Map a slot that another process created, and take over its descriptor.
+
+        `populate`: map all of it now; else what is touched, when it is.
+        """
         size = os.fstat(fd).st_size
         try:
             sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
@@ -92,7 +98,7 @@ class Slot:
             sealed = False
         if not sealed or size <= HEADER_BYTES or size % PAGE_BYTES:
             raise SlotUsedWrongly(f"descriptor {fd} is not a snapshot slot")
-        return cls(fd)
+        return cls(fd, populate=populate)
 
     @property
     def state(self) -> SlotState:
@@ -119,6 +125,17 @@ class Slot:
         """Length of the image; 0 unless COMPLETE or HELD."""
         return self._read()[4]
 
+    @property
+    def digest(self) -> str:
+        """xxh3_128 of the image in hexadecimal, "" while it is not known."""
+        digest = self._read()[5]
+        return "" if digest == _NO_DIGEST else digest.hex()
+
+    @property
+    def memory_id(self) -> int:
+        """The same for all mappings of one slot on this machine, and for no other slot's."""
+        return os.fstat(self.fd).st_ino
+
     def begin(self, rank: int, generation: int, step: int) -> None:
         """FREE -> WRITING; from here until `complete` the image is torn."""
         self._expect(SlotState.FREE)
@@ -129,20 +146,23 @@ class Slot:
         self._expect(SlotState.WRITING)
         if not 0 < image_bytes <= self.capacity:
             raise SlotUsedWrongly(f"an image of {image_bytes} bytes is not in a slot of {self.capacity}")
-        _, rank, generation, step, _ = self._read()
+        _, rank, generation, step, _, _ = self._read()
         self._write(SlotState.COMPLETE, rank=rank, generation=generation, step=step, image_bytes=image_bytes)
+
+    def set_digest(self, digest: str) -> None:
+        """COMPLETE, with the digest of the image."""
+        self._expect(SlotState.COMPLETE)
+        self._change(SlotState.COMPLETE, bytes.fromhex(digest))
 
     def hold(self) -> None:
         """COMPLETE -> HELD: it is being persisted, and the rank must not reuse it."""
         self._expect(SlotState.COMPLETE)
-        _, rank, generation, step, image_bytes = self._read()
-        self._write(SlotState.HELD, rank=rank, generation=generation, step=step, image_bytes=image_bytes)
+        self._change(SlotState.HELD)
 
     def resume(self) -> None:
         """HELD -> COMPLETE, when it is persisted, or its keeper is dead; any other state stays as it is."""
-        state, rank, generation, step, image_bytes = self._read()
-        if state is SlotState.HELD:
-            self._write(SlotState.COMPLETE, rank=rank, generation=generation, step=step, image_bytes=image_bytes)
+        if self.state is SlotState.HELD:
+            self._change(SlotState.COMPLETE)
 
     def release(self) -> None:
         """Any state -> FREE. For WRITING and TORN only once the rank that wrote it is known to be dead."""
@@ -161,14 +181,27 @@ class Slot:
         if state is not wanted:
             raise SlotUsedWrongly(f"the slot is {state.name}, and must be {wanted.name} for this")
 
-    def _write(self, state: SlotState, *, rank: int, generation: int, step: int, image_bytes: int) -> None:
-        fields = _FIELDS.pack(_MAGIC, state.value, rank, generation, step, image_bytes)
+    def _change(self, state: SlotState, digest: bytes | None = None) -> None:
+        _, rank, generation, step, image_bytes, known = self._read()
+        self._write(state, rank=rank, generation=generation, step=step, image_bytes=image_bytes, digest=digest or known)
+
+    def _write(
+        self,
+        state: SlotState,
+        *,
+        rank: int,
+        generation: int,
+        step: int,
+        image_bytes: int,
+        digest: bytes = _NO_DIGEST,
+    ) -> None:
+        fields = _FIELDS.pack(_MAGIC, state.value, rank, generation, step, image_bytes, digest)
         self._view[: _FIELDS.size + _CHECKSUM.size] = fields + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields))
 
-    def _read(self) -> tuple[SlotState, int, int, int, int]:
+    def _read(self) -> tuple[SlotState, int, int, int, int, bytes]:
         fields = bytes(self._view[: _FIELDS.size])
         (checksum,) = _CHECKSUM.unpack_from(self._view, _FIELDS.size)
-        magic, state, rank, generation, step, image_bytes = _FIELDS.unpack(fields)
+        magic, state, rank, generation, step, image_bytes, digest = _FIELDS.unpack(fields)
         if magic != _MAGIC or checksum != xxhash.xxh3_64_intdigest(fields):
-            return SlotState.TORN, 0, 0, 0, 0
-        return SlotState(state), rank, generation, step, image_bytes
+            return SlotState.TORN, 0, 0, 0, 0, _NO_DIGEST
+        return SlotState(state), rank, generation, step, image_bytes, digest

@@ -40,7 +40,8 @@ class TensorSource(Protocol):
         """Every tensor name in the checkpoint, over all ranks."""
 
     def fetch(self, name: str, *, offsets: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
-        """A CPU tensor with the bytes of that part, checked against the manifest's digest.
+        """A CPU tensor with the bytes of that part, checked against the digest of what was saved. It may be a view of
+        the source's memory: to be copied, not written to or kept.
 
         Raises KeyError if there is no such part and CheckpointDamaged if its bytes are not the committed ones.
         """
