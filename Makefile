@@ -4,7 +4,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.installed-$(shell cksum < pyproject.toml | tr -d ' ')
 
-.PHONY: setup demo test test-slow check chaos-deaths bench-recovery bench-failures bench-replicas clean
+.PHONY: setup demo test test-slow check chaos-deaths bench-recovery bench-failures bench-replicas bench-persist clean
 
 setup: $(STAMP)
 
@@ -43,6 +43,9 @@ bench-failures: $(STAMP)
 
 bench-replicas: $(STAMP)
 	$(BIN)/python tests/benchmarks/replicas.py $(ARGS)
+
+bench-persist: $(STAMP)
+	$(BIN)/python tests/benchmarks/persist.py $(ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

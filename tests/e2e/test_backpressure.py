@@ -22,6 +22,7 @@ cloudpickle.register_pickle_by_value(loop_kinds)
 
 STEPS = 400
 SAVE_EVERY = 5
+SLOTS = 2
 WRITES = 4
 GAP = 30  # steps that pass while each of these writes stands still, and from one of them to the next at least
 GROWTH_BYTES_MAX = 25 * 2**20
@@ -60,6 +61,8 @@ def test_with_a_slow_disk_saves_are_skipped_and_nothing_queues_up_grows_or_waits
             ranks=1,
             config={"steps": STEPS, "pace_seconds": 0.03},
             save_every_steps=SAVE_EVERY,
+            snapshot_every_steps=None,
+            snapshot_slots=SLOTS,
             failpoints=arms,
         )
     )
@@ -77,7 +80,7 @@ def test_with_a_slow_disk_saves_are_skipped_and_nothing_queues_up_grows_or_waits
         failpoint.release(arm.id, faults)
     run.result()
 
-    assert {found["rank, slots"] for found in seen} == {found["keeper, slots"] for found in seen} == {2}
+    assert {found["rank, slots"] for found in seen} == {found["keeper, slots"] for found in seen} == {SLOTS}
     for what in ("rank, bytes", "keeper, bytes"):
         assert seen[-1][what] - seen[0][what] < GROWTH_BYTES_MAX, seen
 

@@ -48,6 +48,8 @@ def test_a_state_of_this_size_is_saved_killed_and_restored(tmp_path: Path, tenso
         ranks=1,
         config={"tensors": tensors, "numel": numel, "steps": STEPS},
         save_every_steps=None,
+        snapshot_every_steps=None,
+        snapshot_slots=2,
         keep_last=1,
         failpoints=[Arm(id="kill", point="step.end", when={"step": KILLED_AFTER + 1})],
         start_seconds_max=1800.0,
