@@ -4,7 +4,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.installed-$(shell cksum < pyproject.toml | tr -d ' ')
 
-.PHONY: setup demo test test-slow check chaos-deaths bench bench-recovery bench-failures bench-replicas bench-planning clean
+.PHONY: setup demo test test-slow check chaos-deaths bench bench-recovery bench-failures bench-replicas bench-persist bench-planning clean
 
 setup: $(STAMP)
 
@@ -47,6 +47,9 @@ bench-failures: $(STAMP)
 
 bench-replicas: $(STAMP)
 	$(BIN)/python tests/benchmarks/replicas.py $(ARGS)
+
+bench-persist: $(STAMP)
+	$(BIN)/python tests/benchmarks/persist.py $(ARGS)
 
 bench-planning: $(STAMP)
 	$(BIN)/python tests/benchmarks/planning.py $(ARGS)

@@ -83,8 +83,8 @@ class Held:
 
 
 class RankMemory:
-    """`pid`, `generation`: of the process that fills the slots now. `is_writing`: one is being written to storage, and
-    `waiting` is what was ordered since."""
+    """`pid`, `generation`: of the process that fills the slots now. `is_writing`: whether one of its snapshots is being
+    written to storage; `waiting`: what to write next."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank

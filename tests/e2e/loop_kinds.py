@@ -2,6 +2,7 @@
 its own on every rank, for those are what a restore loses first."""
 
 import random
+import time
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,10 @@ def torchdata_loop(config: dict[str, Any]) -> None:
 
 
 def wide_loop(config: dict[str, Any]) -> None:
-    """A state of several megabytes, so that memory which is not given back shows; every step waits for its save."""
+    """A state of several megabytes, so that memory which is not given back shows.
+
+    config: steps; pace_seconds: how long a step takes at least; without it every step waits for its save.
+    """
     session = workers.get_session()
     torch.manual_seed(0)
     model = nn.Linear(WIDTH, WIDTH)
@@ -132,5 +136,27 @@ def wide_loop(config: dict[str, Any]) -> None:
         model(torch.ones(1, WIDTH)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
+        session.end_step()
+        if "pace_seconds" in config:
+            time.sleep(config["pace_seconds"])
+        else:
+            session.save_now(wait=True)
+
+
+def big_loop(config: dict[str, Any]) -> None:
+    """As many parameters as asked, of so many numbers each, and a momentum for each; a gradient takes no memory.
+
+    config: tensors, numel; steps. After n steps with the momentum 0.5, what a parameter has lost is known.
+    """
+    session = workers.get_session()
+    model = nn.ParameterList([nn.Parameter(torch.zeros(config["numel"])) for _ in range(config["tensors"])])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5, foreach=False)
+    session.track(model=model, optimizer=optimizer, scheduler=None, data=None)
+    session.restore()
+    gradient = torch.ones(1)
+    while session.step < config["steps"]:
+        for parameter in model:
+            parameter.grad = gradient.expand(config["numel"])
+        optimizer.step()
         session.end_step()
         session.save_now(wait=True)

@@ -1,5 +1,7 @@
 """Small checkpoints for tests, written through the real path: layout, slot, shard, manifest."""
 
+from pathlib import Path
+
 import torch
 
 from workers.checkpoint import image
@@ -151,3 +153,12 @@ def same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
     # A fresh copy: of a single element, strides that allow no other view count as contiguous too.
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor).reshape(-1).view(torch.uint8)
+
+
+def flip_bit(path: Path, at: int, bit: int = 0) -> None:
+    """Damage a file in place."""
+    with open(path, "r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << bit]))

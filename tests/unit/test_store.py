@@ -180,11 +180,8 @@ def test_a_full_disk_during_an_atomic_write_leaves_nothing(store: LocalStore, ar
 KILL_SCRIPT = """
 import sys
 from pathlib import Path
-from typing import Any
 from workers import failpoint
 from workers.checkpoint.header import parse_header
-from workers.checkpoint.manifest import ShardRecord
-from workers.checkpoint.pace import Pace
 from workers.checkpoint.persist import persist
 from workers.checkpoint.slots import Slot
 from workers.checkpoint.store import LocalStore

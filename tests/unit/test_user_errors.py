@@ -273,7 +273,7 @@ def test_a_recovery_setting_that_cannot_work_is_named_with_its_value(field: str,
 def test_recovery_settings_at_their_limits_are_accepted() -> None:
     RecoveryConfig(save_every_steps=1, keep_last=1, max_failures=0, memory_fraction_max=1, save_timeout_seconds=0.1)
     RecoveryConfig(save_every_steps=None, max_failures=None, verify_saves=False, verify_bytes_per_second_max=1)
-    RecoveryConfig(save_every_steps=None, max_failures=None, snapshot_every_steps=1, snapshot_overhead_max=1)
+    RecoveryConfig(snapshot_every_steps=1, snapshot_overhead_max=1)
     RecoveryConfig(snapshot_every_steps=None)
     RecoveryConfig(keep_last=2, keep_last_min=2, max_failures={"signal": 0, "hang": 9}, unprotected_seconds_max=1)
 

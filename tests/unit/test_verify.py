@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from checkpoint_samples import save, two_ranks
+from checkpoint_samples import flip_bit, save, two_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,12 +26,6 @@ def shard_path(store: LocalStore, manifest: Manifest, rank: int) -> Path:
     return store.local_path(f"{checkpoint_dir(manifest.name)}/{manifest.shards[rank].file}")
 
 
-def flip(path: Path, at: int, bit: int = 0) -> None:
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1 << bit
-    path.write_bytes(content)
-
-
 def test_a_good_checkpoint_has_no_problems(store: LocalStore, manifest: Manifest) -> None:
     assert verify_checkpoint(store, manifest.name) == []
 
@@ -46,7 +40,7 @@ def test_a_flipped_bit_in_a_tensor_names_that_tensor_and_no_other(
     shard = manifest.shards[data.draw(st.integers(0, 1))]
     record = data.draw(st.sampled_from([record for record in shard.tensors if record.start < record.stop]))
     path = shard_path(store, manifest, shard.rank)
-    flip(path, data.draw(st.integers(record.start, record.stop - 1)), data.draw(st.integers(0, 7)))
+    flip_bit(path, data.draw(st.integers(record.start, record.stop - 1)), data.draw(st.integers(0, 7)))
     assert verify_checkpoint(store, manifest.name) == [
         Problem(file=shard.file, tensor=record.name, reason="its bytes are not the committed ones")
     ]
@@ -54,7 +48,7 @@ def test_a_flipped_bit_in_a_tensor_names_that_tensor_and_no_other(
 
 @pytest.mark.parametrize("at", [0, 8, 100, 4000])
 def test_a_flipped_bit_in_the_header_is_a_problem_of_the_header(store: LocalStore, manifest: Manifest, at: int) -> None:
-    flip(shard_path(store, manifest, 1), at)
+    flip_bit(shard_path(store, manifest, 1), at)
     [problem] = verify_checkpoint(store, manifest.name)
     assert (problem.file, problem.tensor) == (manifest.shards[1].file, None)
     assert "header" in problem.reason
@@ -89,7 +83,7 @@ def test_a_checkpoint_without_or_with_a_bad_manifest_has_that_one_problem(
     store: LocalStore, manifest: Manifest
 ) -> None:
     path = store.local_path(f"{checkpoint_dir(manifest.name)}/{MANIFEST_FILE}")
-    flip(path, 200)
+    flip_bit(path, 200)
     [damaged] = verify_checkpoint(store, manifest.name)
     path.unlink()
     [missing] = verify_checkpoint(store, manifest.name)

@@ -92,7 +92,7 @@ class LocalFile:
                 failed = _libc.mincore(ctypes.byref(address), ctypes.c_size_t(size_bytes), pages)
             finally:
                 del address  # the mapping cannot be closed before
-            return failed == 0 and all(page & 1 for page in pages)
+            return failed == 0 and 0 not in bytes(pages)
 
     def drop_cache(self) -> None:
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

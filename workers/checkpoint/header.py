@@ -115,6 +115,9 @@ def _record(name: str, entry: dict[str, Any], sharding: dict[str, Any], data_sta
 
 
 def _sizes(values: Any) -> tuple[int, ...]:
-    if not isinstance(values, list) or any(type(value) is not int or value < 0 for value in values):
+    if not isinstance(values, list):
         raise ValueError(f"{values!r} is not a list of sizes")
+    for value in values:
+        if type(value) is not int or value < 0:
+            raise ValueError(f"{values!r} is not a list of sizes")
     return tuple(values)

@@ -19,14 +19,15 @@ def canonical_json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
-def content_digest(content: dict[str, Any]) -> str:
-    """xxh3_128 of the canonical encoding, in hexadecimal."""
-    return xxhash.xxh3_128(canonical_json(content)).hexdigest()
-
-
 def seal(content: dict[str, Any]) -> bytes:
     """The file for this content: canonical JSON of content and digest, and a newline."""
-    return canonical_json({"content": content, "digest": content_digest(content)}) + b"\n"
+    return _sealed(canonical_json(content))
+
+
+def _sealed(encoded: bytes) -> bytes:
+    """The file for a content that is encoded already: a manifest may be large, and encoding it is what takes time."""
+    digest = xxhash.xxh3_128(encoded).hexdigest().encode()
+    return b'{"content":' + encoded + b',"digest":"' + digest + b'"}\n'
 
 
 def unseal(data: bytes, what: str) -> dict[str, Any]:
@@ -39,12 +40,12 @@ def unseal(data: bytes, what: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointDamaged(f"{what} has a content that is not an object")
     try:
-        expected = content_digest(content)
-        canonical = seal(content)
+        encoded = canonical_json(content)
     except ValueError as error:
         raise CheckpointDamaged(f"{what} has a content that is not canonical JSON: {error}") from None
+    expected = xxhash.xxh3_128(encoded).hexdigest()
     if digest != expected:
         raise CheckpointDamaged(f"{what} has another digest ({expected}) than the one it was written with ({digest})")
-    if data != canonical:
+    if data != _sealed(encoded):
         raise CheckpointDamaged(f"{what} was changed outside of its content: the bytes are not in canonical form")
     return content
