@@ -185,7 +185,6 @@ class Keeper:
         with self._lock:
             known = memory.is_known(held)
         try:
-            failpoint.hit("snapshot.digest", **self._context(memory, held.key))
             if not known:
                 held.read()
         except CheckpointDamaged as error:

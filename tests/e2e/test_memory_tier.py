@@ -52,11 +52,13 @@ def test_a_rank_that_is_killed_between_saves_goes_on_from_memory_and_that_state_
         )
     )
     run_dir = run.trainer.run_dir
-    run.status_when(lambda status: status["generation"] == 2 and status["step"] > KILLED, 120)
-    assert origins(run_dir) == [("fresh", 0), ("memory", NEWEST)]
-    assert {entry["step"] for entry in entries(run_dir, "restored") if entry["source"] == "memory"} == {NEWEST}
-    assert not commits_of(run_dir, NEWEST)
-    failpoint.release("slow", run_dir / "faults")
+    try:
+        run.status_when(lambda status: status["generation"] == 2 and status["step"] > KILLED, 120)
+        assert origins(run_dir) == [("fresh", 0), ("memory", NEWEST)]
+        assert {entry["step"] for entry in entries(run_dir, "restored") if entry["source"] == "memory"} == {NEWEST}
+        assert not commits_of(run_dir, NEWEST)
+    finally:
+        failpoint.release("slow", run_dir / "faults")
     run.result()
     (commit,) = commits_of(run_dir, NEWEST)
     assert commit["seq"] > entries(run_dir, "first_step")[-1]["seq"], "the next generation was running"
