@@ -1,0 +1,136 @@
+"""The memory in which a keeper has shards of other nodes: copies kept for a peer, and shards fetched for a restore.
+
+Invariants: of each rank there are at most two: of the set that is to be kept (the newest one that is copied for all
+ranks), and another one, complete or arriving. A shard counts only once its digest was compared. What a generation that
+has ended still sends replaces nothing: a rank may be restoring from what is here.
+
+Memory is used again where it fits, since fresh memory is slow to fill; what has no room is refused.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from workers.checkpoint.slots import Slot
+from workers.replication.protocol import PeerRefused, ShardKey
+
+SetKey = tuple[int, int]
+"""Generation and step: ordered as the states of one lineage are."""
+
+
+@dataclass(slots=True, eq=False)
+class Arriving:
+    """A shard on its way into `slot`; whoever receives it stops when it is cancelled."""
+
+    key: ShardKey
+    image_bytes: int
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    slot: Slot = field(init=False)
+
+
+class Copies:
+    """`available()`: how many bytes of this node's memory may still be used. For use by any thread."""
+
+    def __init__(self, available: Callable[[], int]) -> None:
+        self._available = available
+        self._lock = threading.Lock()
+        self._complete: dict[ShardKey, tuple[Slot, str]] = {}
+        self._arriving: dict[ShardKey, Arriving] = {}
+        self._keep: SetKey = (0, 0)
+        self._over_upto = 0
+
+    def begin(self, key: ShardKey, image_bytes: int, *, fetched: bool = False) -> Arriving | None:
+        """Memory for a shard that comes now, to be ended by `complete` or `discard`; None if it is there already.
+
+        PeerRefused if there is no room, or it is not wanted any more; what is `fetched` always is.
+        """
+        with self._lock:
+            if key in self._complete:
+                return None
+            if not fetched and (key.generation <= self._over_upto or key.set < self._keep):
+                raise PeerRefused(f"step {key.step} of generation {key.generation} is not wanted any more")
+            for other in self._arriving.values():
+                if other.key.rank == key.rank and other.key >= key:
+                    raise PeerRefused(f"step {other.key.step} of rank {key.rank} is on its way already")
+            for other in self._arriving.values():
+                if other.key.rank == key.rank:
+                    other.cancelled.set()
+            spare = self._make_way(key, image_bytes)
+            arriving = self._arriving[key] = Arriving(key, image_bytes)
+        try:
+            if spare is None and image_bytes > self._available():
+                raise PeerRefused(f"there is no memory for the {image_bytes / 2**20:,.0f} MiB of rank {key.rank}")
+            arriving.slot = spare or Slot.create(image_bytes)
+            arriving.slot.begin(rank=key.rank, generation=key.generation, step=key.step)
+        except BaseException:
+            with self._lock:
+                del self._arriving[key]
+            raise
+        return arriving
+
+    def complete(self, arriving: Arriving, digest: str) -> None:
+        """All its bytes are there and have this digest, which is the right one."""
+        key = arriving.key
+        arriving.slot.complete(arriving.image_bytes)
+        with self._lock:
+            del self._arriving[key]
+            if arriving.cancelled.is_set():
+                arriving.slot.close()
+                raise PeerRefused("cancelled")
+            self._complete[key] = arriving.slot, digest
+
+    def discard(self, arriving: Arriving) -> None:
+        """It does not come any more; nothing if it is complete."""
+        with self._lock:
+            if self._arriving.get(arriving.key) is arriving:
+                del self._arriving[arriving.key]
+                arriving.slot.close()
+
+    def open(self, key: ShardKey) -> tuple[Slot, str] | None:
+        """The shard, through a mapping of its own, which the caller closes, and its digest; None if it is not here."""
+        with self._lock:
+            if key not in self._complete:
+                return None
+            slot, digest = self._complete[key]
+            fd = os.dup(slot.fd)
+        return Slot.from_fd(fd), digest
+
+    def held(self) -> list[ShardKey]:
+        with self._lock:
+            return sorted(self._complete)
+
+    def keep(self, kept: SetKey) -> None:
+        """This set is now the newest one that is copied for all ranks: older shards are not needed any more."""
+        with self._lock:
+            self._keep = max(self._keep, kept)
+            for key in [key for key in self._complete if key.set < self._keep]:
+                self._complete.pop(key)[0].close()
+
+    def end_generation(self, generation: int) -> None:
+        """Nothing of this generation, or an older one, is to come any more."""
+        with self._lock:
+            self._over_upto = max(self._over_upto, generation)
+            for arriving in self._arriving.values():
+                if arriving.key.generation <= generation:
+                    arriving.cancelled.set()
+
+    def close(self) -> None:
+        with self._lock:
+            for arriving in self._arriving.values():
+                arriving.cancelled.set()
+            for slot, _ in self._complete.values():
+                slot.close()
+            self._complete.clear()
+
+    def _make_way(self, key: ShardKey, image_bytes: int) -> Slot | None:
+        """Drop what the rank's new shard replaces; its memory, if that is large enough."""
+        spare: Slot | None = None
+        for old in [old for old in self._complete if old.rank == key.rank and old.set != self._keep]:
+            slot, _ = self._complete.pop(old)
+            if spare is None and slot.capacity >= image_bytes:
+                slot.release()
+                spare = slot
+            else:
+                slot.close()
+        return spare
