@@ -35,7 +35,7 @@ class Copies:
     def __init__(self, available: Callable[[], int]) -> None:
         self._available = available
         self._lock = threading.Lock()
-        self._complete: dict[ShardKey, tuple[Slot, str]] = {}
+        self._complete: dict[ShardKey, Slot] = {}
         self._arriving: dict[ShardKey, Arriving] = {}
         self._keep: SetKey = (0, 0)
         self._over_upto = 0
@@ -73,12 +73,13 @@ class Copies:
         """All its bytes are there and have this digest, which is the right one."""
         key = arriving.key
         arriving.slot.complete(arriving.image_bytes)
+        arriving.slot.set_digest(digest)
         with self._lock:
             del self._arriving[key]
             if arriving.cancelled.is_set():
                 arriving.slot.close()
                 raise PeerRefused("cancelled")
-            self._complete[key] = arriving.slot, digest
+            self._complete[key] = arriving.slot
 
     def discard(self, arriving: Arriving) -> None:
         """It does not come any more; nothing if it is complete."""
@@ -87,14 +88,13 @@ class Copies:
                 del self._arriving[arriving.key]
                 arriving.slot.close()
 
-    def open(self, key: ShardKey) -> tuple[Slot, str] | None:
-        """The shard, through a mapping of its own, which the caller closes, and its digest; None if it is not here."""
+    def open(self, key: ShardKey) -> Slot | None:
+        """The shard, through a descriptor and a mapping of its own, which the caller closes; None if it is not here."""
         with self._lock:
             if key not in self._complete:
                 return None
-            slot, digest = self._complete[key]
-            fd = os.dup(slot.fd)
-        return Slot.from_fd(fd), digest
+            fd = os.dup(self._complete[key].fd)
+        return Slot.from_fd(fd, populate=False)
 
     def held(self) -> list[ShardKey]:
         with self._lock:
@@ -105,7 +105,7 @@ class Copies:
         with self._lock:
             self._keep = max(self._keep, kept)
             for key in [key for key in self._complete if key.set < self._keep]:
-                self._complete.pop(key)[0].close()
+                self._complete.pop(key).close()
 
     def end_generation(self, generation: int) -> None:
         """Nothing of this generation, or an older one, is to come any more."""
@@ -119,7 +119,7 @@ class Copies:
         with self._lock:
             for arriving in self._arriving.values():
                 arriving.cancelled.set()
-            for slot, _ in self._complete.values():
+            for slot in self._complete.values():
                 slot.close()
             self._complete.clear()
 
@@ -127,7 +127,7 @@ class Copies:
         """Drop what the rank's new shard replaces; its memory, if that is large enough."""
         spare: Slot | None = None
         for old in [old for old in self._complete if old.rank == key.rank and old.set != self._keep]:
-            slot, _ = self._complete.pop(old)
+            slot = self._complete.pop(old)
             if spare is None and slot.capacity >= image_bytes:
                 slot.release()
                 spare = slot

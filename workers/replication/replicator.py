@@ -51,8 +51,7 @@ class Replicator:
     def send(self, key: ShardKey, peer: Peer, *, keep: SetKey) -> None:
         """Send that shard when it is its turn; `keep` is what the peer is to keep beside it."""
         with self._changed:
-            self._waiting.pop(key.rank, None)  # a newer one goes to the end of the line: no rank starves
-            self._waiting[key.rank] = key, peer, keep
+            self._waiting[key.rank] = key, peer, keep  # in the place of an older one, so that no rank starves
             self._changed.notify_all()
 
     def end_generation(self, generation: int) -> None:
@@ -88,14 +87,13 @@ class Replicator:
 
     def _copy(self, key: ShardKey, peer: Peer, keep: SetKey) -> Copied:
         began = time.monotonic()
-        found = self._find(key)
-        if found is None:
+        slot = self._find(key)
+        if slot is None:
             return Copied(key=key, seconds=0.0, error="the snapshot is not there any more")
-        slot, digest = found
         error: str | None = None
         image_bytes = slot.image_bytes
         try:
-            put_shard(peer, slot, digest, keep=keep, pace=self._pace, cancelled=self._cancelled)
+            put_shard(peer, key, slot, keep=keep, pace=self._pace, cancelled=self._cancelled)
         except (OSError, EnvironmentProblem) as problem:
             error = f"{type(problem).__name__}: {problem}"
         finally:

@@ -25,8 +25,8 @@ logger = logging.getLogger("lastgood")
 _CONNECTIONS_MAX = 64
 _RETRY_SECONDS = 0.1
 
-FindShard = Callable[[ShardKey], tuple[Slot, str] | None]
-"""A complete shard of this node, through a mapping that the caller closes, and its digest."""
+FindShard = Callable[[ShardKey], Slot | None]
+"""A complete shard in this node's memory whose digest is known, through a mapping of its own that the caller closes."""
 
 
 class PeerServer:
@@ -93,6 +93,8 @@ class PeerServer:
     def _take(self, connection: Connection, key: ShardKey, request: Mapping[str, Any]) -> None:
         image_bytes, digest = _whole(request, "image_bytes"), request.get("digest")
         self._copies.keep((_whole(request, "keep_generation"), _whole(request, "keep_step")))
+        if not image_bytes:
+            raise PeerRefused("the snapshot is not there any more")
         arriving = self._copies.begin(key, image_bytes)
         if arriving is None:
             connection.send("kept")
@@ -108,10 +110,9 @@ class PeerServer:
         found = self._find(key)
         if found is None:
             raise PeerRefused(f"step {key.step} of rank {key.rank} is not here")
-        slot, digest = found
-        with contextlib.closing(slot):
-            connection.send("shard", digest=digest, image_bytes=slot.image_bytes)
-            connection.send_image(slot, key, Pace(None), threading.Event())
+        with contextlib.closing(found):
+            connection.send("shard", digest=found.digest, image_bytes=found.image_bytes)
+            connection.send_image(found, key, Pace(None), threading.Event())
 
 
 def _whole(request: Mapping[str, Any], name: str) -> int:

@@ -23,12 +23,11 @@ class Peer:
         return Connection.open(self.host, self.port, self.secret, self.timeouts)
 
 
-def put_shard(peer: Peer, slot: Slot, digest: str, *, keep: SetKey, pace: Pace, cancelled: threading.Event) -> None:
-    """Have a peer keep a copy of the shard that the slot holds now, beside one of the set `keep`.
+def put_shard(peer: Peer, key: ShardKey, slot: Slot, *, keep: SetKey, pace: Pace, cancelled: threading.Event) -> None:
+    """Have a peer keep a copy of the shard that the slot holds, beside one of the set `keep`.
 
     Returns once the peer has compared the digest. OSError or PeerRefused if there is no copy, or no word of it came.
     """
-    key = ShardKey.of(slot)
     with contextlib.closing(peer.connect()) as connection:
         connection.send(
             "put",
@@ -36,7 +35,7 @@ def put_shard(peer: Peer, slot: Slot, digest: str, *, keep: SetKey, pace: Pace, 
             generation=key.generation,
             step=key.step,
             image_bytes=slot.image_bytes,
-            digest=digest,
+            digest=slot.digest,
             keep_generation=keep[0],
             keep_step=keep[1],
         )
