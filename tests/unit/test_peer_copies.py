@@ -1,6 +1,7 @@
 """The memory for shards of other nodes: how much of it there is, and what stays."""
 
 import threading
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
