@@ -28,11 +28,11 @@ def content(of: ShardKey, image_bytes: int) -> bytes:
     return (pattern * (image_bytes // len(pattern) + 1))[:image_bytes]
 
 
-def shard(of: ShardKey, image_bytes: int = 10_000) -> Slot:
+def shard(of: ShardKey, image_bytes: int = 10_000, image: bytes | None = None) -> Slot:
     """A complete slot with its digest, as a rank and its keeper leave it."""
     slot = Slot.create(image_bytes)
     slot.begin(rank=of.rank, generation=of.generation, step=of.step)
-    slot.image[:image_bytes] = content(of, image_bytes)
+    slot.image[:image_bytes] = image or content(of, image_bytes)
     slot.complete(image_bytes)
     slot.set_digest(xxhash.xxh3_128_hexdigest(slot.image[:image_bytes]))
     return slot

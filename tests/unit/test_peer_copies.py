@@ -1,7 +1,6 @@
 """The memory for shards of other nodes: how much of it there is, and what stays."""
 
 import threading
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,15 +12,15 @@ from workers.replication.copies import Arriving, Copies
 from workers.replication.protocol import PeerRefused, ShardKey
 
 
-def arrive(copies: Copies, of: ShardKey, *, fetched: bool = False) -> Arriving | None:
-    arriving = copies.begin(of, 100, fetched=fetched)
+def arrive(copies: Copies, of: ShardKey) -> Arriving | None:
+    arriving = copies.begin(of, 100)
     if arriving is not None:
         arriving.slot.image[:100] = content(of, 100)
     return arriving
 
 
-def add(copies: Copies, of: ShardKey, **options: Any) -> None:
-    arriving = arrive(copies, of, **options)
+def add(copies: Copies, of: ShardKey) -> None:
+    arriving = arrive(copies, of)
     assert arriving is not None
     copies.complete(arriving, "5a" * 16)
 
@@ -57,6 +56,17 @@ def test_memory_is_used_again(copies: Copies) -> None:
     copies.close()
 
 
+def test_memory_that_is_being_written_to_storage_is_not_used_again(copies: Copies) -> None:
+    add(copies, key(10))
+    first = copies.open(key(10))
+    assert first is not None
+    first.hold()
+    add(copies, key(12))
+    assert bytes(first.image[:100]) == content(key(10), 100)
+    first.close()
+    copies.close()
+
+
 def test_what_is_open_stays_readable_when_it_is_dropped(copies: Copies) -> None:
     add(copies, key(10))
     slot = copies.open(key(10))
@@ -67,7 +77,7 @@ def test_what_is_open_stays_readable_when_it_is_dropped(copies: Copies) -> None:
     slot.close()
 
 
-def test_a_shard_does_not_come_back_from_a_generation_that_has_ended_unless_it_is_fetched(copies: Copies) -> None:
+def test_a_shard_does_not_come_back_from_a_generation_that_has_ended(copies: Copies) -> None:
     on_its_way = arrive(copies, key(10))
     assert on_its_way is not None
     copies.end_generation(1)
@@ -76,7 +86,6 @@ def test_a_shard_does_not_come_back_from_a_generation_that_has_ended_unless_it_i
         copies.complete(on_its_way, "5a" * 16)
     with pytest.raises(PeerRefused, match="not wanted"):
         arrive(copies, key(12))
-    add(copies, key(8), fetched=True)
     add(copies, key(3, generation=2))
     assert copies.held() == [key(3, generation=2)]
     copies.close()
@@ -109,10 +118,10 @@ class CopiesOverTime(RuleBasedStateMachine):
         self.kept = (0, 0)
         self.promised: set[ShardKey] = set()  # complete and of the kept set
 
-    @rule(step=st.integers(1, 8), rank=st.integers(0, 1), generation=st.integers(1, 2), fetched=st.booleans())
-    def begin(self, step: int, rank: int, generation: int, fetched: bool) -> None:
+    @rule(step=st.integers(1, 8), rank=st.integers(0, 1), generation=st.integers(1, 2))
+    def begin(self, step: int, rank: int, generation: int) -> None:
         try:
-            arriving = arrive(self.copies, key(step, rank=rank, generation=generation), fetched=fetched)
+            arriving = arrive(self.copies, key(step, rank=rank, generation=generation))
         except PeerRefused:
             return
         if arriving is not None:

@@ -10,14 +10,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peer_samples import DEADLINE_SECONDS, HASTY, HOST, PATIENT, SECRET, Keeper, content, key, shard, wait_for
 
-from workers.replication.copies import Copies
+from workers.checkpoint.manifest import unpack_shard
 from workers.replication.pace import Pace
 from workers.replication.protocol import BLOCK_BYTES, Connection, PeerRefused, ShardKey
-from workers.replication.transfer import Peer, fetch_shard, put_shard
+from workers.replication.remote import RemoteSet
+from workers.replication.transfer import Peer, put_shard
 
 NEVER = threading.Event()
 FREE = Pace(None)
@@ -64,16 +66,84 @@ def memfds() -> int:
 # ---------------------------------------------------------------- what arrives
 
 
+def read(peer: Peer, of: ShardKey, start: int, stop: int) -> bytes:
+    remote = RemoteSet(of.generation, of.step, {of.rank: peer})
+    try:
+        return taken(remote.read(of.rank, start, stop))
+    finally:
+        remote.close()
+
+
+def taken(fd: int) -> bytes:
+    with open(fd, "rb") as file:
+        return file.read()
+
+
 @pytest.mark.parametrize("image_bytes", [1, 4096, 10_000, 2 * BLOCK_BYTES + 17])
-def test_a_copy_has_the_bytes_and_can_be_fetched_from_there(keeper: Keeper, image_bytes: int) -> None:
+def test_a_copy_has_the_bytes_and_can_be_read_from_there(keeper: Keeper, image_bytes: int) -> None:
     one = key(20, rank=3)
     put(keeper.peer(), one, image_bytes)
     assert keeper.copies.held() == [one]
     assert keeper.bytes_of(one) == content(one, image_bytes)
-    other = Keeper()
-    fetch_shard(keeper.peer(), one, other.copies)
-    assert other.bytes_of(one) == content(one, image_bytes)
-    other.close()
+    assert read(keeper.peer(), one, 0, image_bytes) == content(one, image_bytes)
+    assert (
+        read(keeper.peer(), one, image_bytes // 3, image_bytes // 2)
+        == (content(one, image_bytes)[image_bytes // 3 : image_bytes // 2])
+    )
+
+
+def test_one_connection_serves_many_requests_also_after_a_refused_one(keeper: Keeper) -> None:
+    put(keeper.peer(), key(20))
+    remote = RemoteSet(1, 20, {0: keeper.peer(), 1: keeper.peer()})
+    for start in range(0, 1000, 100):
+        assert taken(remote.read(0, start, start + 7)) == content(key(20), 10_000)[start : start + 7]
+    with pytest.raises(PeerRefused, match="not here"):
+        remote.read(1, 0, 1)
+    with pytest.raises(PeerRefused, match="are not in"):
+        remote.read(0, 0, 10_001)
+    assert taken(remote.read(0, 5, 9)) == content(key(20), 10_000)[5:9]
+    remote.close()
+
+
+def test_a_shard_is_described_once_its_bytes_were_compared(keeper: Keeper) -> None:
+    image = torch_free_image()
+    of = key(20, rank=1)
+    slot = shard(of, len(image), image)
+    put_shard(keeper.peer(), of, slot, keep=(0, 0), pace=FREE, cancelled=NEVER)
+    slot.close()
+    remote = RemoteSet(1, 20, {1: keeper.peer()})
+    record = unpack_shard(taken(remote.describe(1, 4)), "it")
+    assert (record.rank, record.bytes, record.file) == (1, len(image), "rank-00001-of-00004.safetensors")
+    assert record.digest == xxhash.xxh3_128_hexdigest(image)
+    (tensor,) = record.tensors
+    part = taken(remote.read(1, tensor.start, tensor.stop))
+    assert xxhash.xxh3_128_hexdigest(part) == tensor.digest
+    remote.close()
+
+
+def test_a_copy_that_has_changed_in_memory_is_not_described(keeper: Keeper) -> None:
+    image = torch_free_image()
+    slot = shard(key(20), len(image), image)
+    put_shard(keeper.peer(), key(20), slot, keep=(0, 0), pace=FREE, cancelled=NEVER)
+    slot.close()
+    copy = keeper.copies.open(key(20))
+    assert copy is not None
+    copy.image[len(image) - 1] ^= 1
+    copy.close()
+    with pytest.raises(PeerRefused, match="has changed in memory"):
+        RemoteSet(1, 20, {0: keeper.peer()}).describe(0, 1)
+
+
+def torch_free_image() -> bytes:
+    data = bytes(range(64))
+    metadata = {
+        "DCP_SHARDING_INFO": json.dumps({"w": {"saved_offsets": [0], "global_shape": [16]}}),
+        "lastgood": json.dumps({}),
+    }
+    entries = {"__metadata__": metadata, "w": {"dtype": "F32", "shape": [16], "data_offsets": [0, 64]}}
+    header = json.dumps(entries).encode()
+    header += b" " * (-(8 + len(header)) % 4096)
+    return struct.pack("<Q", len(header)) + header + data
 
 
 def test_a_copy_that_is_there_is_not_sent_again(keeper: Keeper) -> None:
@@ -84,13 +154,6 @@ def test_a_copy_that_is_there_is_not_sent_again(keeper: Keeper) -> None:
             raise AssertionError("bytes are sent")
 
     put(keeper.peer(), key(20), pace=Unused(None))
-
-
-def test_a_shard_that_is_not_there_cannot_be_fetched(keeper: Keeper) -> None:
-    other = Copies(lambda: 1 << 40)
-    with pytest.raises(PeerRefused, match="not here"):
-        fetch_shard(keeper.peer(), key(20), other)
-    assert other.held() == []
 
 
 def test_bytes_with_another_digest_do_not_count_and_what_is_to_be_kept_stays(keeper: Keeper) -> None:
@@ -125,7 +188,7 @@ def test_memory_that_is_used_again_while_it_is_sent_makes_no_copy(keeper: Keeper
         slot.begin(rank=0, generation=1, step=22)
         slot.image[-4096:] = bytes(4096)
 
-    with pytest.raises(PeerRefused, match="not there any more"):
+    with pytest.raises(ConnectionAbortedError, match="not there any more"):
         put_shard(keeper.peer(), key(20), slot, keep=(0, 0), pace=Meddling(reuse), cancelled=NEVER)
     slot.close()
     assert keeper.copies.held() == []
@@ -199,7 +262,7 @@ def test_who_knows_another_secret_gets_nothing_in_or_out(keeper: Keeper) -> None
     with pytest.raises(OSError):
         put(wrong, key(22))
     with pytest.raises(OSError):
-        fetch_shard(wrong, key(20), Copies(lambda: 1 << 40))
+        read(wrong, key(20), 0, 1)
     assert keeper.copies.held() == [key(20)]
 
 
@@ -295,10 +358,21 @@ JSON = st.recursive(
     max_leaves=6,
 )
 REQUESTS = st.fixed_dictionaries(
-    {"kind": st.sampled_from(["put", "get"])},
+    {"kind": st.sampled_from(["put", "describe", "read"])},
     optional={
         name: st.integers(-2, 100) | JSON
-        for name in ("rank", "generation", "step", "image_bytes", "digest", "keep_generation", "keep_step")
+        for name in (
+            "rank",
+            "generation",
+            "step",
+            "image_bytes",
+            "digest",
+            "keep_generation",
+            "keep_step",
+            "start",
+            "stop",
+            "world_size",
+        )
     },
 )
 

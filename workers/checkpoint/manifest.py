@@ -154,6 +154,16 @@ def read_manifest(store: "Store", name: str) -> Manifest:
     return manifest
 
 
+def pack_shard(record: ShardRecord) -> bytes:
+    """A record as one keeper sends it to another."""
+    return seal(asdict(record))
+
+
+def unpack_shard(data: bytes, what: str) -> ShardRecord:
+    """Read it; CheckpointDamaged, in which `what` names it, if it is not as it was sent."""
+    return _shard(unseal(data, what), what)
+
+
 def _shards_problem(shards: Iterable[ShardRecord], world_size: int) -> str:
     ranks = [shard.rank for shard in shards]
     if world_size < 1 or ranks != list(range(world_size)):

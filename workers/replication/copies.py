@@ -1,4 +1,4 @@
-"""The memory in which a keeper has shards of other nodes: copies kept for a peer, and shards fetched for a restore.
+"""The memory in which a keeper has copies of the shards of another node.
 
 Invariants: of each rank there are at most two: of the set that is to be kept (the newest one that is copied for all
 ranks), and another one, complete or arriving. A shard counts only once its digest was compared. What a generation that
@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from workers.checkpoint.slots import Slot
+from workers.checkpoint.slots import Slot, SlotState
 from workers.replication.protocol import PeerRefused, ShardKey
 
 SetKey = tuple[int, int]
@@ -40,15 +40,15 @@ class Copies:
         self._keep: SetKey = (0, 0)
         self._over_upto = 0
 
-    def begin(self, key: ShardKey, image_bytes: int, *, fetched: bool = False) -> Arriving | None:
+    def begin(self, key: ShardKey, image_bytes: int) -> Arriving | None:
         """Memory for a shard that comes now, to be ended by `complete` or `discard`; None if it is there already.
 
-        PeerRefused if there is no room, or it is not wanted any more; what is `fetched` always is.
+        PeerRefused if there is no room, or it is not wanted any more.
         """
         with self._lock:
             if key in self._complete:
                 return None
-            if not fetched and (key.generation <= self._over_upto or key.set < self._keep):
+            if key.generation <= self._over_upto or key.set < self._keep:
                 raise PeerRefused(f"step {key.step} of generation {key.generation} is not wanted any more")
             for other in self._arriving.values():
                 if other.key.rank == key.rank and other.key >= key:
@@ -128,7 +128,8 @@ class Copies:
         spare: Slot | None = None
         for old in [old for old in self._complete if old.rank == key.rank and old.set != self._keep]:
             slot = self._complete.pop(old)
-            if spare is None and slot.capacity >= image_bytes:
+            # Not where it is being written to storage.
+            if spare is None and slot.capacity >= image_bytes and slot.state is SlotState.COMPLETE:
                 slot.release()
                 spare = slot
             else:

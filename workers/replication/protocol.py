@@ -1,20 +1,21 @@
-"""What keepers say to each other over TCP: one request a connection, between two that know the run's secret.
+"""What keepers say to each other over TCP: requests and answers between two that know the run's secret.
 
     server -> client   magic, a random nonce
     client -> server   magic, a nonce of its own, HMAC(secret, "client", both nonces)
     server -> client   HMAC(secret, "server", both nonces)
-    client -> server   the request
-        put: rank, generation, step, digest, image_bytes, keep     answer: send | kept | refused
-             after "send": the image                               answer: kept | refused
-        get: rank, generation, step                                answer: shard (digest, image_bytes) | refused
-             after "shard": the image
+    client -> server   a request about the shard (rank, generation, step), again and again
+        put: digest, image_bytes, keep      answer: send, then the image comes, then kept | kept | refused
+             keep a copy
+        describe: world_size                answer: bytes (size), and the shard's record | refused
+             once all of it was compared with its digest
+        read: start, stop                   answer: bytes (size), and these | refused
 
 A request or answer is a length (4 bytes) and that many bytes of JSON, at most 4 KiB.
 
 Invariants: before the other end has proved that it knows the secret, nothing is read but a fixed number of bytes, in a
 fixed time, and nothing is allocated; the secret never travels; a proof serves one connection, in one direction. What
-arrives counts only if its digest is the one that was announced. This keeps others on the network out; it hides nothing
-from those who can read or change what passes there.
+arrives counts only once it was compared with a digest. This keeps others on the network out; it hides nothing from
+those who can read or change what passes there.
 
 Faults survived: any bytes at all, an end that is slow, silent or gone: OSError, in bounded time, and the connection is
 over.
@@ -119,6 +120,21 @@ class Connection:
         packet = json.dumps({"kind": kind, **fields}).encode()
         _send_all(self._socket, _LENGTH.pack(len(packet)) + packet, time.monotonic() + self._timeouts.idle_seconds)
 
+    def send_bytes(self, data: bytes) -> None:
+        """Say how many bytes there are, and send them."""
+        self.send("bytes", size=len(data))
+        for start in range(0, len(data), BLOCK_BYTES):
+            block = data[start : start + BLOCK_BYTES]
+            _send_all(self._socket, block, time.monotonic() + self._timeouts.idle_seconds)
+
+    def ended(self) -> bool:
+        """Wait for what comes next; whether it is the end, or nothing for a long time."""
+        self._socket.settimeout(self._timeouts.answer_seconds)
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK)
+        except TimeoutError:
+            return True
+
     def receive(self, *kinds: str) -> dict[str, Any]:
         """The next message, one of `kinds`; PeerRefused if the other end refuses instead."""
         deadline = time.monotonic() + self._timeouts.answer_seconds
@@ -136,19 +152,22 @@ class Connection:
             raise ConnectionError(f"{kind!r} came, and one of {kinds} was expected")
         return dict(message)
 
-    def send_image(self, slot: Slot, key: ShardKey, pace: Pace, cancelled: threading.Event) -> None:
-        """Send the slot's image straight from its memory, never longer than the slot still holds that shard.
+    def send_image(
+        self, slot: Slot, key: ShardKey, start: int, stop: int, *, pace: Pace, cancelled: threading.Event
+    ) -> None:
+        """Send image[start:stop] straight from the slot's memory, no longer than the slot still holds that shard.
 
-        Whether all that was sent is that shard is for the receiver to tell, by its digest. PeerRefused if the shard is
-        gone, or this was cancelled.
+        Whether all that was sent is that shard is for the receiver to tell, by its digest. ConnectionAbortedError if
+        the shard is gone, or this was cancelled.
         """
-        end = HEADER_BYTES + slot.image_bytes
-        position = HEADER_BYTES
+        end = HEADER_BYTES + stop
+        position = HEADER_BYTES + start
         while position < end:
             size = min(BLOCK_BYTES, end - position)
             cancelled.wait(pace.delay_seconds(size))
             if cancelled.is_set() or not holds(slot, key):
-                raise PeerRefused("cancelled" if cancelled.is_set() else "the snapshot is not there any more")
+                why = "the transfer was cancelled" if cancelled.is_set() else "the snapshot is not there any more"
+                raise ConnectionAbortedError(why)
             block_end = position + size
             while position < block_end:
                 self._wait(select.POLLOUT)
@@ -161,12 +180,12 @@ class Connection:
                 position += sent
 
     def receive_image(self, image: memoryview, cancelled: threading.Event) -> str:
-        """Fill `image`, and return the digest of what came; PeerRefused if this was cancelled."""
+        """Fill `image`, and return the digest of what came; ConnectionAbortedError if this was cancelled."""
         digest = xxhash.xxh3_128()
         done = 0
         while done < len(image):
             if cancelled.is_set():
-                raise PeerRefused("cancelled")
+                raise ConnectionAbortedError("the transfer was cancelled")
             self._wait(select.POLLIN)
             with image[done : done + BLOCK_BYTES] as rest:
                 try:

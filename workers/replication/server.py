@@ -1,20 +1,26 @@
 """The keeper's side that other keepers connect to: it takes copies of their shards, and gives out those that it has.
 
 Invariants: it listens at the node's own address only, and does nothing for a connection that has not proved to know the
-run's secret (workers.replication.protocol). A copy counts only if its digest is the one that was announced. Faults
-survived: garbage, connections that are many, silent, slow or broken (each costs one thread for a bounded time); what
-goes wrong with one connection ends that connection.
+run's secret (workers.replication.protocol). A copy counts only if its digest is the one that was announced. A shard is
+described only once all its bytes were compared with the digest that the keeper of its rank found.
+
+Faults survived: garbage, connections that are many, silent, slow or broken (each costs one thread for a bounded time);
+what goes wrong with one connection ends that connection.
 """
 
 import contextlib
+import dataclasses
 import logging
 import socket
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from workers.checkpoint.digests import image_digests
+from workers.checkpoint.header import parse_header
+from workers.checkpoint.manifest import ShardRecord, pack_shard, shard_file
 from workers.checkpoint.slots import Slot
-from workers.errors import EnvironmentProblem
+from workers.errors import CheckpointDamaged, LastgoodError
 from workers.replication.copies import Copies
 from workers.replication.pace import Pace
 from workers.replication.protocol import Connection, PeerRefused, ShardKey, Timeouts
@@ -43,6 +49,8 @@ class PeerServer:
         self._timeouts = timeouts or Timeouts()
         self._free = threading.Semaphore(_CONNECTIONS_MAX)
         self._closed = threading.Event()
+        self._describing = threading.Lock()  # each shard is read through once, however many ask for it
+        self._described: dict[ShardKey, bytes] = {}  # of one set
         self._listener = socket.create_server((host, 0))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._thread = threading.Thread(target=self._accept, name="lastgood-peers", daemon=True)
@@ -80,39 +88,71 @@ class PeerServer:
             self._free.release()
 
     def _answer(self, connection: Connection) -> None:
-        request = connection.receive("put", "get")
-        try:
-            key = ShardKey(**{name: _whole(request, name) for name in ("rank", "generation", "step")})
-            if request["kind"] == "put":
-                self._take(connection, key, request)
-            else:
-                self._give(connection, key)
-        except EnvironmentProblem as refusal:
-            connection.send("refused", reason=str(refusal)[:1000])
+        while not connection.ended():
+            request = connection.receive("put", "describe", "read")
+            try:
+                key = ShardKey(**{name: _whole(request, name) for name in ("rank", "generation", "step")})
+                match request["kind"]:
+                    case "put":
+                        self._take(connection, key, request)
+                    case "describe":
+                        connection.send_bytes(self._describe(key, _whole(request, "world_size")))
+                    case "read":
+                        self._give(connection, key, _whole(request, "start"), _whole(request, "stop"))
+            except LastgoodError as refusal:
+                connection.send("refused", reason=str(refusal)[:1000])
 
     def _take(self, connection: Connection, key: ShardKey, request: Mapping[str, Any]) -> None:
         image_bytes, digest = _whole(request, "image_bytes"), request.get("digest")
-        self._copies.keep((_whole(request, "keep_generation"), _whole(request, "keep_step")))
         if not image_bytes:
             raise PeerRefused("the snapshot is not there any more")
+        self._copies.keep((_whole(request, "keep_generation"), _whole(request, "keep_step")))
         arriving = self._copies.begin(key, image_bytes)
-        if arriving is None:
-            connection.send("kept")
-            return
-        try:
-            connection.send("send")
-            receive_shard(connection, self._copies, arriving, digest)
-        finally:
-            self._copies.discard(arriving)
+        if arriving is not None:
+            try:
+                connection.send("send")
+                receive_shard(connection, self._copies, arriving, digest)
+            finally:
+                self._copies.discard(arriving)
         connection.send("kept")
 
-    def _give(self, connection: Connection, key: ShardKey) -> None:
-        found = self._find(key)
-        if found is None:
-            raise PeerRefused(f"step {key.step} of rank {key.rank} is not here")
-        with contextlib.closing(found):
-            connection.send("shard", digest=found.digest, image_bytes=found.image_bytes)
-            connection.send_image(found, key, Pace(None), threading.Event())
+    def _describe(self, key: ShardKey, world_size: int) -> bytes:
+        with self._describing, contextlib.closing(self._open(key)) as slot:
+            if key not in self._described:
+                self._described = {other: record for other, record in self._described.items() if other.set == key.set}
+                self._described[key] = pack_shard(_record(slot, key.rank, world_size))
+            return self._described[key]
+
+    def _give(self, connection: Connection, key: ShardKey, start: int, stop: int) -> None:
+        with contextlib.closing(self._open(key)) as slot:
+            if not start <= stop <= slot.image_bytes:
+                raise PeerRefused(f"bytes {start} to {stop} are not in a shard of {slot.image_bytes}")
+            connection.send("bytes", size=stop - start)
+            connection.send_image(slot, key, start, stop, pace=Pace(None), cancelled=threading.Event())
+
+    def _open(self, key: ShardKey) -> Slot:
+        slot = self._find(key)
+        if slot is None:
+            raise PeerRefused(f"step {key.step} of rank {key.rank}, generation {key.generation}, is not here")
+        return slot
+
+
+def _record(slot: Slot, rank: int, world_size: int) -> ShardRecord:
+    """What lies where in it; CheckpointDamaged if its bytes are not those that were digested."""
+    what = f"rank {rank}'s snapshot of step {slot.step}"
+    content = slot.image[: slot.image_bytes]
+    tensors = parse_header(content, what).tensors
+    whole, by_tensor = image_digests(content, tensors.values())
+    if whole != slot.digest:
+        raise CheckpointDamaged(f"{what} has changed in memory")
+    return ShardRecord(
+        file=shard_file(rank, world_size),
+        rank=rank,
+        bytes=len(content),
+        digest=whole,
+        verified_from="memory",
+        tensors=tuple(dataclasses.replace(record, digest=by_tensor[name]) for name, record in tensors.items()),
+    )
 
 
 def _whole(request: Mapping[str, Any], name: str) -> int:

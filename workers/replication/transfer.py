@@ -1,4 +1,4 @@
-"""One shard from keeper to keeper: sent as a copy, or fetched for a restore. Either counts once its digest is right."""
+"""One shard from keeper to keeper, to be kept there as a copy; it counts once its digest was compared."""
 
 import contextlib
 import threading
@@ -29,35 +29,20 @@ def put_shard(peer: Peer, key: ShardKey, slot: Slot, *, keep: SetKey, pace: Pace
     Returns once the peer has compared the digest. OSError or PeerRefused if there is no copy, or no word of it came.
     """
     with contextlib.closing(peer.connect()) as connection:
+        image_bytes = slot.image_bytes
         connection.send(
             "put",
             rank=key.rank,
             generation=key.generation,
             step=key.step,
-            image_bytes=slot.image_bytes,
+            image_bytes=image_bytes,
             digest=slot.digest,
             keep_generation=keep[0],
             keep_step=keep[1],
         )
         if connection.receive("send", "kept")["kind"] == "send":
-            connection.send_image(slot, key, pace, cancelled)
+            connection.send_image(slot, key, 0, image_bytes, pace=pace, cancelled=cancelled)
             connection.receive("kept")
-
-
-def fetch_shard(peer: Peer, key: ShardKey, copies: Copies) -> None:
-    """Bring a shard that a peer has into our memory. OSError or PeerRefused if it does not come."""
-    with contextlib.closing(peer.connect()) as connection:
-        connection.send("get", rank=key.rank, generation=key.generation, step=key.step)
-        shard = connection.receive("shard")
-        image_bytes, digest = shard.get("image_bytes"), shard.get("digest")
-        if not isinstance(image_bytes, int) or image_bytes <= 0:
-            raise ConnectionError(f"a shard of {image_bytes!r} bytes is announced")
-        arriving = copies.begin(key, image_bytes, fetched=True)
-        if arriving is not None:
-            try:
-                receive_shard(connection, copies, arriving, digest)
-            finally:
-                copies.discard(arriving)
 
 
 def receive_shard(connection: Connection, copies: Copies, arriving: Arriving, digest: object) -> None:
