@@ -28,6 +28,9 @@ class RecoveryConfig:
     the newest, a newer one that is not complete on all ranks yet, and one for the next save. While a save is written it
     takes one more, so with three one newer snapshot is kept meanwhile, and with four they go on being taken. Two are
     enough if snapshot_every_steps is None.
+    replicate_snapshots: with several nodes, whether each keeps copies of another one's snapshots, so that losing a node
+    loses nothing that was copied; takes twice its ranks' shards of memory more.
+    replication_bytes_per_second_max: how fast a node may send copies; None for as fast as it goes.
     memory_fraction_max: the part of a node's memory that may be in use with all snapshots in place; 0 to 1.
     save_timeout_seconds: how long a save that the loop waits for may take.
     save_stalled_seconds: how long writing a save may take until the ledger says that it stalls; it goes on then.
@@ -61,6 +64,8 @@ class RecoveryConfig:
     keep_last_min: int = 1
     max_failures: int | Mapping[str, int] | None = None
     snapshot_slots: int = 3
+    replicate_snapshots: bool = True
+    replication_bytes_per_second_max: float | None = None
     memory_fraction_max: float = 0.9
     save_timeout_seconds: float = 600.0
     save_stalled_seconds: float = 60.0
@@ -98,7 +103,7 @@ class RecoveryConfig:
         self._require_whole(
             "snapshot_slots", 2, "a whole number, at least 2: one snapshot is written while the other is kept"
         )
-        for name in ("save_at_end", "record_samples", "check_replicas"):
+        for name in ("save_at_end", "record_samples", "check_replicas", "replicate_snapshots"):
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
         fraction = self.memory_fraction_max
         self._require(
@@ -123,6 +128,12 @@ class RecoveryConfig:
             "unprotected_seconds_max",
             limit is None or (isinstance(limit, int | float) and not isinstance(limit, bool) and 0 < limit < math.inf),
             "a number of seconds above 0, or None",
+        )
+        cap = self.replication_bytes_per_second_max
+        self._require(
+            "replication_bytes_per_second_max",
+            cap is None or (isinstance(cap, int | float) and not isinstance(cap, bool) and 0 < cap < math.inf),
+            "a number of bytes a second above 0, or None",
         )
         self._require("on_unprotected", self.on_unprotected in ("warn", "stop"), '"warn" or "stop"')
         self._require("on_bad_loss", self.on_bad_loss in get_args(Policy), '"stop" or "rollback"')

@@ -1,6 +1,7 @@
 """One keeper actor a node, owned by the driver: keepers outlive agents and the coordinator, and end with the driver."""
 
 import logging
+import secrets
 import threading
 import time
 from typing import Any
@@ -10,9 +11,12 @@ from ray.exceptions import ActorDiedError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator import driver
+from orchestrator.config import RecoveryConfig
+from orchestrator.nodes import addresses
 from workers.keeper import Keeper
 from workers.link import NAMESPACE
 from workers.orders import LoopSettings
+from workers.replication.exchange import ExchangeSettings
 
 logger = logging.getLogger("lastgood")
 
@@ -20,15 +24,16 @@ _RETRY_SECONDS = 0.1
 
 
 class KeeperFleet:
-    """A thread that makes a keeper on each node where the coordinator wants one."""
+    """A thread that makes a keeper on each node where the coordinator wants one, and gives all the same secret."""
 
     def __init__(
-        self, identity: "driver.DriverIdentity", coordinator: Any, settings: LoopSettings, takeover_seconds: float
+        self, identity: "driver.DriverIdentity", coordinator: Any, settings: LoopSettings, recovery: RecoveryConfig
     ) -> None:
         self._identity = identity
         self._coordinator = coordinator
         self._settings = settings
-        self._takeover_seconds = takeover_seconds
+        self._recovery = recovery
+        self._secret = secrets.token_bytes(32)
         self._keepers: dict[str, Any] = {}
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="lastgood-keepers", daemon=True)
@@ -52,6 +57,10 @@ class KeeperFleet:
                 time.sleep(_RETRY_SECONDS)
 
     def _make(self, node: str) -> None:
+        host = addresses().get(node)
+        if host is None:
+            time.sleep(_RETRY_SECONDS)  # it is gone again, or Ray does not name it yet
+            return
         actor = ray.remote(Keeper).options(
             name=self._identity.keeper(node),
             namespace=NAMESPACE,
@@ -67,7 +76,13 @@ class KeeperFleet:
             run_dir=str(self._settings.run_dir),
             coordinator=self._identity.coordinator,
             failpoints=self._settings.failpoints,
-            takeover_seconds=self._takeover_seconds,
+            takeover_seconds=self._recovery.takeover_seconds,
+            exchange=ExchangeSettings(
+                host=host,
+                secret=self._secret,
+                bytes_per_second_max=self._recovery.replication_bytes_per_second_max,
+                memory_fraction_max=self._recovery.memory_fraction_max,
+            ),
         )
         self._keepers[node] = keeper
         try:

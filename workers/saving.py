@@ -14,6 +14,7 @@ from collections.abc import Callable
 from workers.checkpoint.held import HeldShards
 from workers.checkpoint.tensors import CapturedState
 from workers.heartbeat import HeartbeatPage
+from workers.messages import RestoreOrder
 from workers.orders import RankOrders
 from workers.snapshots import SnapshotWriter
 from workers.state.training import TrainingState
@@ -50,9 +51,9 @@ class Saver:
         """Take a snapshot if a slot is free; the rest happens beside the training."""
         self._snapshot(capture, step, None, durable=durable)
 
-    def held_shards(self, generation: int, step: int) -> HeldShards:
-        """The shards in memory of this set of snapshots, see SnapshotWriter."""
-        return self._snapshots.held_shards(generation, step)
+    def held_shards(self, order: RestoreOrder) -> HeldShards:
+        """The shards in memory of a set of snapshots, see SnapshotWriter."""
+        return self._snapshots.held_shards(order)
 
     def save_and_wait(self, capture: Capture, *, step: int) -> bool:
         """Save and wait for the commit; False if it was given up for good, or did not come in time."""

@@ -22,6 +22,7 @@ from workers.checkpoint.slots import Slot, SlotState
 from workers.checkpoint.tensors import CapturedState
 from workers.errors import EnvironmentProblem
 from workers.heartbeat import HeartbeatPage
+from workers.messages import RestoreOrder
 from workers.orders import RankOrders
 from workers.state.training import TrainingState
 from workers.wire import Channel, connect
@@ -31,6 +32,9 @@ logger = logging.getLogger("lastgood")
 _CONNECT_SECONDS = 30.0
 _POLL_SECONDS = 0.002
 _ALLOCATE_SECONDS_MAX = 300.0
+_MAKE_ROOM_SECONDS = 0.5
+_COPIES_KEPT = 2
+"""Of each rank of the node whose copies this one keeps: the newest that is whole, and the one that arrives."""
 
 
 class SnapshotWriter:
@@ -42,21 +46,26 @@ class SnapshotWriter:
         self._keeper: Channel | None = None
         self._slots: list[Slot] = []
         self._layout: image.ImageLayout | None = None
+        self._copies_bytes = 0  # that this node has for another one already
 
     def check_memory(self, state: TrainingState) -> None:
         """Refuse to train if the snapshots could not fit beside it; raises EnvironmentProblem with the numbers."""
         image_bytes = state.bytes_estimate()
         orders = self._orders
         held = sum(slot.capacity for slot in self._connect_and_adopt())
+        copies = _COPIES_KEPT if self._copied() else 0
         needed = max(0, image_bytes * orders.snapshot_slots - held) * orders.local_world_size
+        needed += max(0, image_bytes * copies * orders.local_world_size - self._copies_bytes)
         memory = psutil.virtual_memory()
         available = int(memory.available - (1 - orders.memory_fraction_max) * memory.total)
         if needed > max(available, 0):
             raise EnvironmentProblem(
-                f"the snapshots need {needed / 2**20:,.0f} MiB on this node ({orders.snapshot_slots} slots x "
+                f"the snapshots need {needed / 2**20:,.0f} MiB on this node ({orders.snapshot_slots} slots"
+                f"{f' and {copies} copies for another node' if copies else ''} x "
                 f"{image_bytes / 2**20:,.0f} MiB x {orders.local_world_size} ranks), but only "
                 f"{max(available, 0) / 2**20:,.0f} MiB are available below {orders.memory_fraction_max:.0%} of its "
-                f"memory; lower RecoveryConfig.snapshot_slots, raise memory_fraction_max, or use more nodes"
+                f"memory; lower RecoveryConfig.snapshot_slots, raise memory_fraction_max, "
+                f"{'set replicate_snapshots=False, ' if copies else ''}or use more nodes"
             )
 
     def take(
@@ -87,8 +96,7 @@ class SnapshotWriter:
         if self._layout is None or not self._layout.fits(captured.tensors, captured.document):
             self._layout = image.plan(captured.tensors, captured.document)
         try:
-            # What only stays in memory leaves a slot for the next save.
-            index = self._free_slot(self._layout.image_bytes, wait_seconds, spare=0 if durable else 1)
+            index = self._free_slot(self._layout.image_bytes, wait_seconds, durable=durable)
             if index is None:
                 self._send("skipped", step=step, durable=durable, reason="no snapshot slot was free")
                 return False
@@ -122,25 +130,47 @@ class SnapshotWriter:
             return False
         return True
 
-    def held_shards(self, generation: int, step: int) -> HeldShards:
-        """The shards of this set of snapshots that this node's keeper holds. Raises CheckpointDamaged if there is none
-        of this rank, OSError if the keeper dies meanwhile."""
+    def held_shards(self, order: RestoreOrder) -> HeldShards:
+        """The shards of a set of snapshots in the keepers' memory. Raises CheckpointDamaged if one cannot be had,
+        OSError if this node's keeper dies meanwhile."""
         slots = self._connect_and_adopt()
         assert self._keeper is not None
-        return fetch(self._keeper, self._orders.rank, generation, step, mapped=slots, alive=self._page.beat)
+        orders = self._orders
+        return fetch(self._keeper, orders.rank, order, orders.world_size, mapped=slots, alive=self._page.beat)
 
-    def _free_slot(self, image_bytes: int, wait_seconds: float, *, spare: int) -> int | None:
+    def _free_slot(self, image_bytes: int, wait_seconds: float, *, durable: bool) -> int | None:
         if len(self._slots) < self._orders.snapshot_slots or any(slot.capacity < image_bytes for slot in self._slots):
             self._replace_slots(image_bytes)
         deadline = time.monotonic() + wait_seconds
         while True:
             free = [index for index, slot in enumerate(self._slots) if slot.state is SlotState.FREE]
-            if len(free) > spare:
+            # What only stays in memory leaves a slot for the next save.
+            if len(free) > (0 if durable else 1):
                 return free[0]
+            if durable and self._keeper_made_room():
+                continue
             if time.monotonic() >= deadline:
                 return None
             self._page.beat()
             time.sleep(_POLL_SECONDS)
+
+    def _keeper_made_room(self) -> bool:
+        """Whether the keeper has freed a slot that it only kept for the time in which a newer one is copied."""
+        if not self._copied():
+            return False
+        assert self._keeper is not None
+        self._send("make_room")
+        try:
+            answer = self._keeper.receive(_MAKE_ROOM_SECONDS)
+        except TimeoutError:
+            return False  # should it come late, it is passed over
+        if answer is None:
+            raise OSError("the keeper closed the connection")
+        return bool(answer[0].get("made"))
+
+    def _copied(self) -> bool:
+        """Whether other nodes keep copies of what is here."""
+        return self._orders.replicate_snapshots and self._orders.world_size > self._orders.local_world_size
 
     def _replace_slots(self, image_bytes: int) -> None:
         """Fresh slots of the right size; the keeper finishes with the old ones and drops them."""
@@ -186,6 +216,7 @@ class SnapshotWriter:
         if answer is None:
             raise OSError("the keeper closed the connection")
         self._keeper = keeper
+        self._copies_bytes = answer[0].get("copies_bytes", 0)
         if self._slots:
             self._send("slots", fds=tuple(slot.fd for slot in self._slots), fresh=False)
         else:

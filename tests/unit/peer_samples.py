@@ -8,6 +8,7 @@ import xxhash
 
 from workers.checkpoint.slots import Slot
 from workers.replication.copies import Copies
+from workers.replication.exchange import ExchangeSettings
 from workers.replication.protocol import Connection, ShardKey, Timeouts
 from workers.replication.server import PeerServer
 from workers.replication.transfer import Peer
@@ -17,6 +18,9 @@ HOST = "127.0.0.1"
 PATIENT = Timeouts(handshake_seconds=20.0, idle_seconds=20.0, answer_seconds=20.0)
 HASTY = Timeouts(handshake_seconds=0.2, idle_seconds=0.2, answer_seconds=0.2)
 DEADLINE_SECONDS = 20.0
+
+
+EXCHANGE = ExchangeSettings(host=HOST, secret=SECRET, bytes_per_second_max=None, memory_fraction_max=1.0)
 
 
 def key(step: int, *, rank: int = 0, generation: int = 1) -> ShardKey:

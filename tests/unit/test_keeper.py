@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import xxhash
 from fakes import DEADLINE_SECONDS, FakeLink, RankEnd
+from peer_samples import EXCHANGE
 
 from workers import failpoint
 from workers.checkpoint import held, persist
@@ -52,7 +53,13 @@ class Node:
 
     def start(self) -> None:
         self.keeper = Keeper(
-            run=self.run, driver="d", node="n1", run_dir=str(self.run_dir), coordinator="c", takeover_seconds=0.1
+            run=self.run,
+            driver="d",
+            node="n1",
+            run_dir=str(self.run_dir),
+            coordinator="c",
+            takeover_seconds=0.1,
+            exchange=EXCHANGE,
         )
         self.link: Any = self.keeper._link
         self.closed = False

@@ -13,7 +13,7 @@ from workers.replication.protocol import PeerRefused, ShardKey
 
 
 def arrive(copies: Copies, of: ShardKey) -> Arriving | None:
-    arriving = copies.begin(of, 100)
+    arriving = copies.begin(of, 100, "5a" * 16)
     if arriving is not None:
         arriving.slot.image[:100] = content(of, 100)
     return arriving
@@ -53,6 +53,20 @@ def test_memory_is_used_again(copies: Copies) -> None:
     assert second.memory_id == first.memory_id
     first.close()
     second.close()
+    copies.close()
+
+
+def test_a_shard_that_was_taken_once_more_replaces_the_one_before_also_in_the_set_that_is_kept(copies: Copies) -> None:
+    add(copies, key(10))
+    copies.keep((1, 10))
+    assert arrive(copies, key(10)) is None
+    again = copies.begin(key(10), 100, "77" * 16)
+    assert again is not None
+    copies.complete(again, "77" * 16)
+    slot = copies.open(key(10))
+    assert slot is not None
+    assert slot.digest == "77" * 16
+    slot.close()
     copies.close()
 
 

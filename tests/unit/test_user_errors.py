@@ -12,6 +12,7 @@ import pytest
 import ray
 import torch
 from fakes import FakeLink, Loop, Rig
+from peer_samples import EXCHANGE
 from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from torch import nn
 
@@ -176,6 +177,7 @@ def lone_keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kee
         run_dir=str(tmp_path / "run"),
         coordinator="c",
         takeover_seconds=0.1,
+        exchange=EXCHANGE,
     )
     yield keeper
     keeper.close()

@@ -40,13 +40,15 @@ class Copies:
         self._keep: SetKey = (0, 0)
         self._over_upto = 0
 
-    def begin(self, key: ShardKey, image_bytes: int) -> Arriving | None:
+    def begin(self, key: ShardKey, image_bytes: int, digest: str) -> Arriving | None:
         """Memory for a shard that comes now, to be ended by `complete` or `discard`; None if it is there already.
+
+        Another one of the same step replaces the one before: its rank took it once more.
 
         PeerRefused if there is no room, or it is not wanted any more.
         """
         with self._lock:
-            if key in self._complete:
+            if key in self._complete and self._complete[key].digest == digest:
                 return None
             if key.generation <= self._over_upto or key.set < self._keep:
                 raise PeerRefused(f"step {key.step} of generation {key.generation} is not wanted any more")
@@ -100,6 +102,11 @@ class Copies:
         with self._lock:
             return sorted(self._complete)
 
+    def bytes(self) -> int:
+        """How much memory they take."""
+        with self._lock:
+            return sum(slot.capacity for slot in self._complete.values())
+
     def keep(self, kept: SetKey) -> None:
         """This set is now the newest one that is copied for all ranks: older shards are not needed any more."""
         with self._lock:
@@ -126,7 +133,8 @@ class Copies:
     def _make_way(self, key: ShardKey, image_bytes: int) -> Slot | None:
         """Drop what the rank's new shard replaces; its memory, if that is large enough."""
         spare: Slot | None = None
-        for old in [old for old in self._complete if old.rank == key.rank and old.set != self._keep]:
+        replaced = [old for old in self._complete if old.rank == key.rank and (old.set != self._keep or old == key)]
+        for old in replaced:
             slot = self._complete.pop(old)
             # Not where it is being written to storage.
             if spare is None and slot.capacity >= image_bytes and slot.state is SlotState.COMPLETE:

@@ -49,6 +49,7 @@ class PeerServer:
         self._timeouts = timeouts or Timeouts()
         self._free = threading.Semaphore(_CONNECTIONS_MAX)
         self._closed = threading.Event()
+        self._connected: set[socket.socket] = set()
         self._describing = threading.Lock()  # each shard is read through once, however many ask for it
         self._described: dict[ShardKey, bytes] = {}  # of one set
         self._listener = socket.create_server((host, 0))
@@ -62,6 +63,9 @@ class PeerServer:
             self._listener.shutdown(socket.SHUT_RDWR)  # closing alone would not wake the thread that accepts
         self._listener.close()
         self._thread.join()
+        for sock in list(self._connected):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         while True:
@@ -74,6 +78,7 @@ class PeerServer:
             if not self._free.acquire(blocking=False):
                 sock.close()
                 continue
+            self._connected.add(sock)
             threading.Thread(target=self._serve, args=(sock,), name="lastgood-peer", daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
@@ -81,10 +86,12 @@ class PeerServer:
             with sock:
                 self._answer(Connection.accept(sock, self._secret, self._timeouts))
         except OSError as error:
-            logger.warning("lastgood: a connection for snapshots ended: %s", error)
+            if not self._closed.is_set():
+                logger.warning("lastgood: a connection for snapshots ended: %s", error)
         except Exception:
             logger.exception("lastgood: a request for snapshots failed")
         finally:
+            self._connected.discard(sock)
             self._free.release()
 
     def _answer(self, connection: Connection) -> None:
@@ -103,11 +110,11 @@ class PeerServer:
                 connection.send("refused", reason=str(refusal)[:1000])
 
     def _take(self, connection: Connection, key: ShardKey, request: Mapping[str, Any]) -> None:
-        image_bytes, digest = _whole(request, "image_bytes"), request.get("digest")
+        image_bytes, digest = _whole(request, "image_bytes"), str(request.get("digest"))
         if not image_bytes:
             raise PeerRefused("the snapshot is not there any more")
         self._copies.keep((_whole(request, "keep_generation"), _whole(request, "keep_step")))
-        arriving = self._copies.begin(key, image_bytes)
+        arriving = self._copies.begin(key, image_bytes, digest)
         if arriving is not None:
             try:
                 connection.send("send")

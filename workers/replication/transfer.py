@@ -45,7 +45,7 @@ def put_shard(peer: Peer, key: ShardKey, slot: Slot, *, keep: SetKey, pace: Pace
             connection.receive("kept")
 
 
-def receive_shard(connection: Connection, copies: Copies, arriving: Arriving, digest: object) -> None:
+def receive_shard(connection: Connection, copies: Copies, arriving: Arriving, digest: str) -> None:
     """Take in an announced shard; PeerRefused if what comes has another digest than was announced."""
     with arriving.slot.image[: arriving.image_bytes] as image:
         found = connection.receive_image(image, arriving.cancelled)
