@@ -12,8 +12,9 @@ from workers.messages import RestoreOrder
 class LoopSettings:
     """The part of the run's configuration that ranks need; the same in every generation.
 
-    `code`: names the version of the user's code, a part of the run's identity. `skips_bad_batches`: after a bad loss
-    the run goes on without the batches that it came from. `replicate_snapshots`: other nodes keep copies. `loss_spike_factor`: see workers.loss_guard.
+    `code`: names the version of the user's code, a part of the run's identity. `replicate_snapshots`: other nodes keep
+    copies of snapshots. `skips_bad_batches`: after a bad loss the run goes on without the batches that it came from.
+    `loss_spike_factor`: see workers.loss_guard.
     """
 
     run: str

@@ -53,18 +53,21 @@ class Replication:
 
     def __init__(self, *, replicated: Key = NONE) -> None:
         self.replicated = replicated
+        self._outdated = False  # a keeper that had some of its copies is gone
+        self._interrupted: Key = NONE  # was on its way when its generation ended
         self._in_flight: _Set | None = None
         self._waiting: tuple[_Set, frozenset[str]] | None = None
 
     @property
     def wanted(self) -> frozenset[Key]:
         """The sets whose memory should not be used for other things yet if that can be helped."""
-        in_flight = {self._in_flight.key} if self._in_flight is not None else set()
-        return frozenset({self.replicated} - {NONE} | in_flight)
+        in_flight = self._in_flight.key if self._in_flight is not None else NONE
+        return frozenset({self.replicated, self._interrupted, in_flight} - {NONE})
 
     def complete(self, key: Key, places: Mapping[int, str], nodes: Collection[str]) -> list[Copy | Keep]:
         """All ranks have this set in memory, each on its node of `places`; `nodes` can send and keep copies."""
-        if key <= self.replicated or (self._in_flight is not None and key <= self._in_flight.key):
+        copied = key < self.replicated or (key == self.replicated and not self._outdated)
+        if copied or (self._in_flight is not None and key <= self._in_flight.key):
             return []
         self._waiting = _Set(key, dict(places)), frozenset(nodes)
         return self._next()
@@ -78,6 +81,7 @@ class Replication:
         if current.missing:
             return []
         self._in_flight, self.replicated = None, key
+        self._outdated, self._interrupted = False, NONE
         return [Keep(key=key, ranks=len(current.places)), *self._next()]
 
     def failed(self, key: Key) -> list[Copy | Keep]:
@@ -87,8 +91,9 @@ class Replication:
         self._in_flight = None
         return self._next()
 
-    def node_lost(self, node: str) -> list[Copy | Keep]:
-        """The keeper of this node is gone, with all that it held."""
+    def keeper_lost(self, node: str) -> list[Copy | Keep]:
+        """The keeper of this node is gone, with all that it held. What it had copies of is copied anew."""
+        self._outdated = True
         if self._waiting is not None and node in self._waiting[0].places.values():
             self._waiting = None
         if self._in_flight is not None and node in {*self._in_flight.route, *self._in_flight.route.values()}:
@@ -96,16 +101,31 @@ class Replication:
         return []
 
     def generation_ended(self) -> None:
-        """What is on its way may not arrive any more."""
+        """What is on its way does not arrive any more; but enough of it may be there."""
+        if self._in_flight is not None:
+            self._interrupted = self._in_flight.key
         self._in_flight = self._waiting = None
+
+    def generation_started(self, restored: Key) -> None:
+        """From this state: what was reached after it is worth nothing."""
+        self.generation_ended()
+        if self.replicated > restored:
+            self.replicated = NONE
+        if self._interrupted > restored:
+            self._interrupted = NONE
+        self._outdated = True  # ranks, and with them copies, may be elsewhere
 
     def drop(self, generation: int, step: int | None = None) -> None:
         """This set, or all of that generation, is not to be used."""
-        if self.replicated[0] == generation and step in (None, self.replicated[1]):
-            self.replicated = NONE
-        if self._in_flight is not None and self._in_flight.key[0] == generation:
+
+        def dropped(key: Key) -> bool:
+            return key[0] == generation and step in (None, key[1])
+
+        self.replicated = NONE if dropped(self.replicated) else self.replicated
+        self._interrupted = NONE if dropped(self._interrupted) else self._interrupted
+        if self._in_flight is not None and dropped(self._in_flight.key):
             self._in_flight = None
-        if self._waiting is not None and self._waiting[0].key[0] == generation:
+        if self._waiting is not None and dropped(self._waiting[0].key):
             self._waiting = None
 
     def _next(self) -> list[Copy | Keep]:
@@ -115,8 +135,9 @@ class Replication:
         following.route = ring(set(following.places.values()) & nodes)
         if not following.route or not set(following.places.values()) <= nodes:
             # With one node there is nothing to copy to, and what was copied when there were more is of no use.
-            before, self.replicated = self.replicated, NONE
-            return [Keep(key=following.key, ranks=0)] if before != NONE else []
+            before = self.wanted
+            self.replicated = self._interrupted = NONE
+            return [Keep(key=following.key, ranks=0)] if before else []
         following.missing = set(following.places)
         self._in_flight = following
         return [

@@ -37,6 +37,8 @@ def test_the_recovery_settings_have_these_names_and_defaults() -> None:
         "keep_last_min": 1,
         "max_failures": None,
         "snapshot_slots": 3,
+        "replicate_snapshots": True,
+        "replication_bytes_per_second_max": None,
         "memory_fraction_max": 0.9,
         "save_timeout_seconds": 600.0,
         "save_stalled_seconds": 60.0,

@@ -1,4 +1,4 @@
-"""All that a keeper has to do with other keepers: copies of its shards there, of theirs here, and reading at a restore."""
+"""All that a keeper has to do with others: copies of its shards there, of theirs here, and reading for a restore."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
