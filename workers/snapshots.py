@@ -142,13 +142,16 @@ class SnapshotWriter:
         if len(self._slots) < self._orders.snapshot_slots or any(slot.capacity < image_bytes for slot in self._slots):
             self._replace_slots(image_bytes)
         deadline = time.monotonic() + wait_seconds
+        ask_at = time.monotonic()
         while True:
             free = [index for index, slot in enumerate(self._slots) if slot.state is SlotState.FREE]
             # What only stays in memory leaves a slot for the next save.
             if len(free) > (0 if durable else 1):
                 return free[0]
-            if durable and self._keeper_made_room():
-                continue
+            if durable and time.monotonic() >= ask_at:
+                ask_at = time.monotonic() + _MAKE_ROOM_SECONDS
+                if self._keeper_made_room():
+                    continue
             if time.monotonic() >= deadline:
                 return None
             self._page.beat()

@@ -1,12 +1,13 @@
 """Keepers of several nodes: copies of each other's shards, and shards read from there by ranks that restore."""
 
+import json
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import DEADLINE_SECONDS, FakeLink, RankEnd
+from fakes import DEADLINE_SECONDS, FakeLink, RankEnd, make_orders
 from peer_samples import EXCHANGE
 
 from workers.checkpoint.held import HeldShards, fetch
@@ -28,6 +29,7 @@ from workers.keeper_messages import (
     Snapshotted,
 )
 from workers.messages import RestoreOrder
+from workers.orders import RankOrders
 
 
 class Nodes:
@@ -124,6 +126,13 @@ def values(nodes: Nodes, shards: HeldShards, rank: int, of: int) -> float:
     (name,) = tensors
     found = reader.fetch(name, offsets=(0,), shape=(8,))
     return float(found[0])
+
+
+def test_where_shards_lie_travels_to_the_rank(tmp_path: Path) -> None:
+    places = (("10.0.0.1", 4711, (0, 2)), ("10.0.0.2", 4712, (1,)))
+    restore = RestoreOrder(source="memory", generation=1, step=10, checkpoint=None, places=places)
+    orders = make_orders(tmp_path, restore=restore, replicate_snapshots=True)
+    assert RankOrders.from_json(json.loads(json.dumps(orders.to_json()))) == orders
 
 
 def test_a_copy_is_sent_on_order_and_told_of_by_both_keepers(nodes: Nodes) -> None:

@@ -337,19 +337,26 @@ def test_a_connection_that_says_nothing_is_ended() -> None:
     keeper.close()
 
 
-def test_connections_beyond_the_limit_are_closed_at_once_and_the_others_go_on(
-    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keeper.server, "_free", threading.Semaphore(2))
-    waiting = [raw(keeper) for _ in range(2)]
-    for sock in waiting:
+def test_strangers_beyond_the_limit_wait_and_hold_up_none_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.replication.server._STRANGERS_MAX", 2)
+    keeper = Keeper()
+    known = [keeper.connect() for _ in range(4)]
+    silent = [raw(keeper) for _ in range(2)]
+    for sock in silent:
         assert len(sock.recv(40, socket.MSG_WAITALL)) == 40
-    with raw(keeper) as third:
-        assert third.recv(1) == b""
-    for sock in waiting:
+    third = raw(keeper)
+    assert keeper.server._free._value == 0
+    for connection in known:
+        connection.send("read", rank=0, generation=1, step=20, start=0, stop=0)
+        with pytest.raises(PeerRefused, match="not here"):
+            connection.receive("bytes")
+        connection.close()
+    silent[0].close()
+    assert len(third.recv(40, socket.MSG_WAITALL)) == 40
+    for sock in (*silent, third):
         sock.close()
-    wait_for(lambda: keeper.server._free._value == 2)
     still_serves(keeper)
+    keeper.close()
 
 
 JSON = st.recursive(

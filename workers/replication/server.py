@@ -28,11 +28,20 @@ from workers.replication.transfer import receive_shard
 
 logger = logging.getLogger("lastgood")
 
-_CONNECTIONS_MAX = 64
+_STRANGERS_MAX = 64
+"""Connections at a time that have not shown that they know the secret."""
 _RETRY_SECONDS = 0.1
 
 FindShard = Callable[[ShardKey], Slot | None]
 """A complete shard in this node's memory whose digest is known, through a mapping of its own that the caller closes."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Description:
+    """Of one shard, which is read through once, however many ask for it."""
+
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    record: bytes = b""
 
 
 class PeerServer:
@@ -47,11 +56,11 @@ class PeerServer:
         self._copies = copies
         self._find = find
         self._timeouts = timeouts or Timeouts()
-        self._free = threading.Semaphore(_CONNECTIONS_MAX)
+        self._free = threading.Semaphore(_STRANGERS_MAX)
         self._closed = threading.Event()
         self._connected: set[socket.socket] = set()
-        self._describing = threading.Lock()  # each shard is read through once, however many ask for it
-        self._described: dict[ShardKey, bytes] = {}  # of one set
+        self._lock = threading.Lock()
+        self._described: dict[ShardKey, _Description] = {}  # of one set
         self._listener = socket.create_server((host, 0))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._thread = threading.Thread(target=self._accept, name="lastgood-peers", daemon=True)
@@ -69,22 +78,28 @@ class PeerServer:
 
     def _accept(self) -> None:
         while True:
+            # Those that have not shown yet that they may come in wait for their turn, in the kernel's queue.
+            while not self._free.acquire(timeout=_RETRY_SECONDS):
+                if self._closed.is_set():
+                    return
             try:
                 sock, _ = self._listener.accept()
             except OSError:
+                self._free.release()
                 if self._closed.wait(_RETRY_SECONDS):
                     return
                 continue  # the connection was gone again, or there is no descriptor for it now
-            if not self._free.acquire(blocking=False):
-                sock.close()
-                continue
             self._connected.add(sock)
             threading.Thread(target=self._serve, args=(sock,), name="lastgood-peer", daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
         try:
             with sock:
-                self._answer(Connection.accept(sock, self._secret, self._timeouts))
+                try:
+                    connection = Connection.accept(sock, self._secret, self._timeouts)
+                finally:
+                    self._free.release()
+                self._answer(connection)
         except OSError as error:
             if not self._closed.is_set():
                 logger.warning("lastgood: a connection for snapshots ended: %s", error)
@@ -92,7 +107,6 @@ class PeerServer:
             logger.exception("lastgood: a request for snapshots failed")
         finally:
             self._connected.discard(sock)
-            self._free.release()
 
     def _answer(self, connection: Connection) -> None:
         while not connection.ended():
@@ -124,11 +138,13 @@ class PeerServer:
         connection.send("kept")
 
     def _describe(self, key: ShardKey, world_size: int) -> bytes:
-        with self._describing, contextlib.closing(self._open(key)) as slot:
-            if key not in self._described:
-                self._described = {other: record for other, record in self._described.items() if other.set == key.set}
-                self._described[key] = pack_shard(_record(slot, key.rank, world_size))
-            return self._described[key]
+        with self._lock:
+            if any(other.set != key.set for other in self._described):
+                self._described = {}
+            described = self._described.setdefault(key, _Description())
+        with described.lock, contextlib.closing(self._open(key)) as slot:
+            described.record = described.record or pack_shard(_record(slot, key.rank, world_size))
+            return described.record
 
     def _give(self, connection: Connection, key: ShardKey, start: int, stop: int) -> None:
         with contextlib.closing(self._open(key)) as slot:
