@@ -245,7 +245,12 @@ class Coordinator:
         return following
 
     async def status(self) -> dict[str, Any]:
-        return {**self._crew.status(), "loss": self._loss, "committed_step": self._committed_step}
+        return {
+            **self._crew.status(),
+            "loss": self._loss,
+            "committed_step": self._committed_step,
+            "copied_step": self._copying.copied_step,
+        }
 
     # ------------------------------------------------------------ events
 

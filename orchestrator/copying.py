@@ -49,6 +49,11 @@ class Copying:
         self._began = 0.0
         self._noted: tuple[int, float] = (0, 0.0)
 
+    @property
+    def copied_step(self) -> int | None:
+        """The newest step of which all shards have copies on other nodes."""
+        return self._replication.replicated[1] or None
+
     # ------------------------------------------------------------ sets and copies
 
     def complete(self, memory: MemorySet) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fakes import DEADLINE_SECONDS, FakeLink, RankEnd, make_orders
 from peer_samples import EXCHANGE
 
@@ -15,7 +16,9 @@ from workers.checkpoint.manifest import CHECKPOINTS_DIR, checkpoint_name
 from workers.checkpoint.reader import CheckpointReader
 from workers.checkpoint.slots import SlotState
 from workers.checkpoint.store import LocalStore
+from workers.checkpoint.tensors import CapturedState, NamedTensor
 from workers.errors import CheckpointDamaged
+from workers.heartbeat import HeartbeatPage
 from workers.keeper import Keeper, keeper_address
 from workers.keeper_messages import (
     CopyOrder,
@@ -30,6 +33,7 @@ from workers.keeper_messages import (
 )
 from workers.messages import RestoreOrder
 from workers.orders import RankOrders
+from workers.snapshots import SnapshotWriter
 
 
 class Nodes:
@@ -261,6 +265,40 @@ def test_spare_memory_is_used_again_only_for_a_snapshot_that_has_no_other(nodes:
     assert not answer[0]["made"]
     assert [one.step for one in nodes.keepers[0]._introduce().snapshots] == [12, 14]
     assert third.state is SlotState.COMPLETE
+
+
+def test_a_rank_takes_spare_memory_for_a_save_and_not_for_what_only_stays_in_memory(nodes: Nodes) -> None:
+    fd = HeartbeatPage.create_fd()
+    orders = make_orders(
+        nodes.run_dir,
+        rank=1,
+        world_size=3,
+        replicate_snapshots=True,
+        keeper_address=keeper_address(nodes.run, "d", "n0"),
+    )
+    writer, link = SnapshotWriter(orders, HeartbeatPage(fd)), nodes.link(0)
+
+    def take(step: int, *, durable: bool) -> bool:
+        named = NamedTensor(name="w", tensor=torch.full((8,), float(step)), global_shape=(8,), offsets=(0,))
+        document = {"identity": {}, "progress": {}, "replicas": {}}
+        taken = writer.take(
+            lambda: CapturedState(tensors=[named], document=document), step=step, durable=durable, wait_seconds=0.0
+        )
+        if taken:
+            link.wait_for(Snapshotted)
+        return taken
+
+    writer._connect_and_adopt()
+    assert take(10, durable=True)
+    assert take(12, durable=True)
+    assert not take(14, durable=True)
+    link.command(ReleaseOrder(generation=1, upto_step=12, keep=(12,), spare=(10,)))
+    assert not take(16, durable=False)
+    assert take(18, durable=True)
+    assert [(one.rank, one.step) for one in nodes.keepers[0]._introduce().snapshots if one.rank == 1] == [
+        (1, 12),
+        (1, 18),
+    ]
 
 
 def test_spare_memory_is_free_once_it_is_not_spare_any_more(nodes: Nodes) -> None:
