@@ -384,14 +384,14 @@ class Coordinator:
 
     async def _keeper_joined(self, event: KeeperJoined) -> None:
         replaces_another = self._keepers.joined(event)
+        if replaces_another:
+            self._copying.keeper_lost(event.keeper)
         self._copying.holds(event.keeper, (*event.snapshots, *event.copies))
         self._ledger.append("keeper", node=event.node, pid=event.pid)
         if event.problem is not None:
             self._life.stop(event.problem, "EnvironmentProblem")
             return
         if replaces_another:
-            self._copying.keeper_lost(event.keeper)
-            self._copying.holds(event.keeper, (*event.snapshots, *event.copies))
             self._saves.keeper_lost(self._crew.ranks_on(event.node))
             await self._life.keeper_lost(event.keeper)
         self._resume_saves()
