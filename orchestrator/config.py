@@ -28,6 +28,9 @@ class RecoveryConfig:
     the newest, a newer one that is not complete on all ranks yet, and one for the next save. While a save is written it
     takes one more, so with three one newer snapshot is kept meanwhile, and with four they go on being taken. Two are
     enough if snapshot_every_steps is None.
+    replicate_snapshots: with several nodes, whether each keeps copies of another one's snapshots, so that losing a node
+    loses nothing that was copied; takes twice its ranks' shards of memory more.
+    replication_bytes_per_second_max: how fast a node may send copies; None for as fast as it goes.
     memory_fraction_max: the part of a node's memory that may be in use with all snapshots in place; 0 to 1.
     verify_saves: whether each shard is read back and compared before its save counts; without, a checkpoint that the
     storage has damaged is noticed when it is restored, and passed over then.
@@ -65,6 +68,8 @@ class RecoveryConfig:
     keep_last_min: int = 1
     max_failures: int | Mapping[str, int] | None = None
     snapshot_slots: int = 3
+    replicate_snapshots: bool = True
+    replication_bytes_per_second_max: float | None = None
     memory_fraction_max: float = 0.9
     verify_saves: bool = True
     verify_bytes_per_second_max: float | None = None
@@ -104,7 +109,7 @@ class RecoveryConfig:
         self._require_whole(
             "snapshot_slots", 2, "a whole number, at least 2: one snapshot is written while the other is kept"
         )
-        for name in ("save_at_end", "verify_saves", "record_samples", "check_replicas"):
+        for name in ("save_at_end", "verify_saves", "record_samples", "check_replicas", "replicate_snapshots"):
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
         fraction = self.memory_fraction_max
         self._require(
@@ -124,7 +129,11 @@ class RecoveryConfig:
             seconds = getattr(self, name)
             is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
             self._require(name, is_number and 0 < seconds < math.inf, "a number above 0")
-        for name, unit in (("unprotected_seconds_max", "seconds"), ("verify_bytes_per_second_max", "bytes")):
+        for name, unit in (
+            ("unprotected_seconds_max", "seconds"),
+            ("verify_bytes_per_second_max", "bytes a second"),
+            ("replication_bytes_per_second_max", "bytes a second"),
+        ):
             limit = getattr(self, name)
             is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
             self._require(

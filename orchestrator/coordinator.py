@@ -15,6 +15,7 @@ from typing import Any
 
 from orchestrator import corruption, handover, lifecycle, nodes, recovery
 from orchestrator.archive import RunArchive
+from orchestrator.copying import Copying
 from orchestrator.crew import Crew, nodes_of
 from orchestrator.decide import rendezvous as rv
 from orchestrator.decide.budget import FailureBudget
@@ -41,6 +42,7 @@ from workers.keeper_messages import (
     GenerationDrained,
     KeeperJoined,
     PersistFailed,
+    ShardCopied,
     ShardPersisted,
     SnapshotSkipped,
     Snapshotted,
@@ -106,6 +108,7 @@ class Coordinator:
             over=lambda: self._life.outcome.ended,
             stop=lambda message: self._life.stop(message, "EnvironmentProblem"),
         )
+        self._copying = Copying(enabled=config.recovery.replicate_snapshots, ledger=self._ledger, keepers=self._keepers)
         self._saves = Saves(
             run=config.run,
             archive=self._archive,
@@ -114,9 +117,9 @@ class Coordinator:
             keep_last_min=config.recovery.keep_last_min,
             stalled_seconds=config.recovery.save_stalled_seconds,
             protection=self._protection,
+            copying=self._copying,
             rebuilding=self._resuming,
             post_to_rank_keeper=self._crew.post_to_rank_keeper,
-            post_to_keepers=lambda command: self._keepers.post_all(command),
             post_to_agents=self._crew.post_to_agents,
             on_committed=self._committed,
             on_fenced=lambda error: self._life.stop(str(error), type(error).__name__),
@@ -173,6 +176,7 @@ class Coordinator:
             ledger=self._ledger,
             mail=self._mail,
             saves=self._saves,
+            copying=self._copying,
             keepers=self._keepers,
             reports=self._reports,
             budget=self._budget,
@@ -241,7 +245,12 @@ class Coordinator:
         return following
 
     async def status(self) -> dict[str, Any]:
-        return {**self._crew.status(), "loss": self._loss, "committed_step": self._committed_step}
+        return {
+            **self._crew.status(),
+            "loss": self._loss,
+            "committed_step": self._committed_step,
+            "copied_step": self._copying.copied_step,
+        }
 
     # ------------------------------------------------------------ events
 
@@ -331,7 +340,11 @@ class Coordinator:
                 self._saves.persist_failed(event)
             case Corruption():
                 await corruption.answer(self._life, event)
+            case ShardCopied():
+                self._copying.copied(event)
             case GenerationDrained():
+                if event.generation == rendezvous.generation:
+                    self._copying.holds(event.keeper, event.held)
                 await self._life.drained(event.keeper, event.generation)
             case lifecycle.DrainOverdue():
                 await self._life.drained(None, event.generation)
@@ -371,6 +384,9 @@ class Coordinator:
 
     async def _keeper_joined(self, event: KeeperJoined) -> None:
         replaces_another = self._keepers.joined(event)
+        if replaces_another:
+            self._copying.keeper_lost(event.keeper)
+        self._copying.holds(event.keeper, (*event.snapshots, *event.copies))
         self._ledger.append("keeper", node=event.node, pid=event.pid)
         if event.problem is not None:
             self._life.stop(event.problem, "EnvironmentProblem")
@@ -386,6 +402,8 @@ class Coordinator:
         lost = self._keepers.at(node)
         for generation, ranks in self._keepers.node_lost(node):
             self._saves.keeper_lost(ranks, generation)
+        if lost is not None:
+            self._copying.keeper_lost(lost)
         await self._life.keeper_lost(lost)
         await self._life.carry_out(self._rendezvous.agents_lost(self._crew.ranks_on(node)))
 

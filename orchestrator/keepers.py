@@ -1,6 +1,7 @@
 """One keeper actor a node, owned by the driver: keepers outlive agents and the coordinator, and end with the driver."""
 
 import logging
+import secrets
 import threading
 import time
 from typing import Any
@@ -11,10 +12,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator import driver
 from orchestrator.config import RecoveryConfig
+from orchestrator.nodes import addresses
 from workers.checkpoint.persist import ReadBack
 from workers.keeper import Keeper
 from workers.link import NAMESPACE
 from workers.orders import LoopSettings
+from workers.replication.exchange import ExchangeSettings
 
 logger = logging.getLogger("lastgood")
 
@@ -22,7 +25,7 @@ _RETRY_SECONDS = 0.1
 
 
 class KeeperFleet:
-    """A thread that makes a keeper on each node where the coordinator wants one."""
+    """A thread that makes a keeper on each node where the coordinator wants one, and gives all the same secret."""
 
     def __init__(
         self, identity: "driver.DriverIdentity", coordinator: Any, settings: LoopSettings, recovery: RecoveryConfig
@@ -31,6 +34,7 @@ class KeeperFleet:
         self._coordinator = coordinator
         self._settings = settings
         self._recovery = recovery
+        self._secret = secrets.token_bytes(32)
         self._keepers: dict[str, Any] = {}
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="lastgood-keepers", daemon=True)
@@ -54,6 +58,10 @@ class KeeperFleet:
                 time.sleep(_RETRY_SECONDS)
 
     def _make(self, node: str) -> None:
+        host = addresses().get(node)
+        if host is None:
+            time.sleep(_RETRY_SECONDS)  # it is gone again, or Ray does not name it yet
+            return
         actor = ray.remote(Keeper).options(
             name=self._identity.keeper(node),
             namespace=NAMESPACE,
@@ -72,6 +80,12 @@ class KeeperFleet:
             failpoints=self._settings.failpoints,
             takeover_seconds=self._recovery.takeover_seconds,
             read_back=ReadBack(bytes_per_second_max=rate) if self._recovery.verify_saves else None,
+            exchange=ExchangeSettings(
+                host=host,
+                secret=self._secret,
+                bytes_per_second_max=self._recovery.replication_bytes_per_second_max,
+                memory_fraction_max=self._recovery.memory_fraction_max,
+            ),
         )
         self._keepers[node] = keeper
         try:

@@ -14,6 +14,7 @@ from typing import Any
 
 from orchestrator import recovery
 from orchestrator.archive import RunArchive
+from orchestrator.copying import Copying
 from orchestrator.decide import bad_loss
 from orchestrator.decide import rendezvous as rv
 from orchestrator.decide.budget import FailureBudget, Retry, Stop
@@ -40,6 +41,9 @@ logger = logging.getLogger("lastgood")
 _SETTLE_SECONDS = 5.0
 _DRAIN_SECONDS = 5.0
 _RETRY_SECONDS = 2.0
+_SILENT_SECONDS = 20.0
+"""How long to wait for a keeper to say what it holds; the node of one that never does may be lost."""
+_ASK_AGAIN_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class Lifecycle:
     ledger: Ledger
     mail: Mailboxes
     saves: Saves
+    copying: Copying
     keepers: KeeperRoster
     reports: ReportSequence
     budget: FailureBudget
@@ -99,6 +104,8 @@ class Lifecycle:
     _judging: Failure | None = None
     _refused_since: float | None = None
     _waiting: asyncio.Task[None] | None = None
+    _memory: MemorySet | None = None
+    _draining_since: float = 0.0
     _settling: asyncio.Task[None] | None = None
 
     async def carry_out(self, decisions: Sequence[rv.Decision]) -> None:
@@ -121,8 +128,11 @@ class Lifecycle:
         """Choose what to restore and create the generation's file; called again when the last keeper has joined."""
         if self.rendezvous.phase is not rv.Phase.CREATING or not self.keepers.complete():
             return
-        memory = self._reachable(self.saves.memory)
-        if memory is None and not self.saves.idle and (self._settling is None or not self._settling.done()):
+        if self.copying.silent() and time.monotonic() - self._draining_since < _SILENT_SECONDS:
+            asyncio.get_running_loop().call_later(_ASK_AGAIN_SECONDS, self.put, CreateAgain())
+            return
+        memory = self.copying.restorable(len(self.rendezvous.members))
+        if self.saves.worth_waiting_for(memory) and (self._settling is None or not self._settling.done()):
             # What they commit need not be trained again.
             if self._settling is None:
                 self._settling = asyncio.get_running_loop().create_task(self._settle(CreateAgain()))
@@ -151,7 +161,12 @@ class Lifecycle:
             self.ledger.append("passed_over", checkpoint=name, reason=why)
         self.restore_failed, self._noticed_at = None, None
         self.saves.restoring = record.parent
-        if record.source != "memory":  # else the newest checkpoint is still the one that it was
+        self._memory, from_copies = None, []
+        if record.source == "memory" and memory is not None:
+            self._memory, from_copies = memory, self._from_copies(memory)
+            self.keepers.moved(memory)
+            self.saves.memory_taken(memory)
+        else:  # in memory the newest checkpoint is still the one that it was
             self.checkpoint = record.parent
         self.saves.generation_started(created.generations, record.world_size)
         self.budget.generation_started(record.restored_step)
@@ -170,6 +185,7 @@ class Lifecycle:
             checkpoint=record.parent,
             parent_generation=record.parent_generation,
             ranks=record.world_size,
+            from_copies=from_copies,
             skip=record.skip,
         )
 
@@ -185,24 +201,34 @@ class Lifecycle:
     def _note_quarantine(self, checkpoint: str, reason: str) -> None:
         self.ledger.append("quarantine", checkpoint=checkpoint, reason=reason)
 
-    def _reachable(self, memory: MemorySet | None) -> MemorySet | None:
-        """The set, if the ranks that are about to start find it in the memory of their own nodes."""
-        here = {rank: self.keepers.at(member.joined.node) for rank, member in self.rendezvous.members.items()}
-        return memory if memory is not None and memory.where == here else None
+    def _from_copies(self, memory: MemorySet) -> list[int]:
+        """The ranks whose own keepers do not have their shards any more."""
+        own = self.keepers.places(memory.generation)
+        return [r for r, keeper in sorted(memory.where.items()) if r in own and self.keepers.at(own[r]) != keeper]
 
     def _restore_order(self) -> RestoreOrder | None:
         record = self.record
         if record is None or record.parent_generation is None:
             return None
+        if record.source != "memory":
+            return RestoreOrder(
+                source="checkpoint",
+                generation=record.parent_generation,
+                step=record.restored_step,
+                checkpoint=record.parent,
+            )
+        memory = self._memory or self.copying.located(record.parent_generation, record.restored_step, record.world_size)
         return RestoreOrder(
-            source="memory" if record.source == "memory" else "checkpoint",
+            source="memory",
             generation=record.parent_generation,
             step=record.restored_step,
             checkpoint=record.parent,
+            places=self.copying.addresses(memory) if memory is not None else (),
         )
 
     def _start_ranks(self, decision: rv.StartRanks) -> None:
         members = self.rendezvous.members
+        restore = self._restore_order()
         self.keepers.placed(decision.generation, {rank: member.joined.node for rank, member in members.items()})
         for rank, agent in enumerate(decision.agents):
             self.mail.post(
@@ -214,7 +240,7 @@ class Lifecycle:
                     world_size=len(decision.agents),
                     store_host=decision.store_host,
                     store_port=decision.store_port,
-                    restore=self._restore_order(),
+                    restore=restore,
                     snapshot_every_steps=self.pace.steps,
                     skip=tuple(sorted(self.skipped)),
                 ),
@@ -230,6 +256,8 @@ class Lifecycle:
         """A generation is over: first let the keepers take in what its ranks had still told them."""
         self._judging = failure
         self.keepers.await_drained()
+        self.copying.generation_ending()
+        self._draining_since = time.monotonic()
         self.keepers.post_all(EndGeneration(generation=failure.generation))
         asyncio.get_running_loop().call_later(_DRAIN_SECONDS, self.put, DrainOverdue(failure.generation))
 

@@ -59,6 +59,15 @@ class NodeWatch:
         return fits(needed, [resources for node, resources in self.there.items() if node not in out])
 
 
+def addresses() -> dict[str, str]:
+    """The address of each node that Ray takes for alive."""
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in _alive_nodes()}
+
+
 def _alive() -> dict[str, dict[str, float]]:
+    return {node["NodeID"]: node["Resources"] for node in _alive_nodes()}
+
+
+def _alive_nodes() -> list[dict[str, Any]]:
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return {node["NodeID"]: node["Resources"] for node in nodes if node["Alive"]}
+    return [node for node in nodes if node["Alive"]]

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from orchestrator.decide.lineage import MemorySet
 from workers.keeper_messages import KeeperJoined
 from workers.messages import Command
 
@@ -78,6 +79,21 @@ class KeeperRoster:
     def places(self, generation: int) -> Mapping[int, str]:
         """The nodes of that generation's ranks; nothing if they are not known (any more)."""
         return self._places.get(generation, {})
+
+    def held_at(self, generation: int) -> dict[int, str]:
+        """Rank -> the keeper that has its snapshots of that generation, as far as they are known."""
+        return {
+            rank: self._keepers[node].keeper for rank, node in self.places(generation).items() if node in self._keepers
+        }
+
+    def moved(self, memory: MemorySet) -> None:
+        """Those of that set are where it says now: some as copies, in the place of what a lost node had."""
+        nodes = {keeper.keeper: node for node, keeper in self._keepers.items()}
+        self.placed(memory.generation, {rank: nodes[keeper] for rank, keeper in memory.where.items()})
+
+    def post(self, keeper: str, command: Command) -> None:
+        """To the keeper of that name."""
+        self._post(keeper, command)
 
     def post_to_node(self, node: str, command: Command) -> None:
         if node in self._keepers:

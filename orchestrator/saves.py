@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 
 from orchestrator.archive import RunArchive
+from orchestrator.copying import Copying
 from orchestrator.decide.commit import Abandon, Commit, CommitMachine, Corruption, Decision, Persist, Release, Skip
 from orchestrator.decide.lineage import GenerationRecord, MemorySet
 from orchestrator.housekeeping import Housekeeping
@@ -16,7 +17,7 @@ from orchestrator.observe.ledger import Ledger, committed_checkpoints, read_ledg
 from orchestrator.protection_watch import ProtectionWatch
 from orchestrator.snapshot_sets import SnapshotSets
 from workers import failpoint
-from workers.checkpoint.manifest import Manifest, checkpoint_name
+from workers.checkpoint.manifest import Manifest, checkpoint_name, parse_checkpoint_name
 from workers.checkpoint.store import is_no_space
 from workers.errors import Fenced, LastgoodError
 from workers.keeper_messages import (
@@ -37,7 +38,7 @@ _ROOM_FACTOR = 1.1
 
 
 class Saves:
-    """`post_to_rank_keeper(rank, command)`, `post_to_keepers(command)` and `post_to_agents(command)` send commands;
+    """`post_to_rank_keeper(rank, command)` and `post_to_agents(command)` send commands;
     `on_committed(step, generation, checkpoint)` is called after each commit, `on_given_up(step, generation, reason)`
     for each step that was to be saved and will not be, `on_fenced` when another driver has taken over,
     `on_corruption(found)` when ranks do not hold alike what they must."""
@@ -52,9 +53,9 @@ class Saves:
         keep_last_min: int,
         stalled_seconds: float,
         protection: ProtectionWatch,
+        copying: Copying,
         rebuilding: bool,
         post_to_rank_keeper: Callable[[int, PersistOrder], None],
-        post_to_keepers: Callable[[Command], None],
         post_to_agents: Callable[[Command], None],
         on_committed: Callable[[int, int, str], None],
         on_fenced: Callable[[Fenced], None],
@@ -66,9 +67,11 @@ class Saves:
         self._ledger = ledger
         self._stalled_seconds = stalled_seconds
         self._protection = protection
+        self._copying = copying
+        self._told_complete: tuple[int, int] | None = None
+        self._running = False
         self._machine = CommitMachine(rebuilding=rebuilding)
         self._post_to_rank_keeper = post_to_rank_keeper
-        self._post_to_keepers = post_to_keepers
         self._post_to_agents = post_to_agents
         self._on_committed = on_committed
         self._on_fenced = on_fenced
@@ -98,15 +101,19 @@ class Saves:
     def generation_started(self, generations: Sequence[GenerationRecord], world_size: int) -> None:
         self._world_size = world_size
         self._generation = max(record.number for record in generations)
+        self._running = True
+        self._copying.generation_started(generations)
         self._carry_out(self._machine.generation_started(generations, at=_now()))
 
     def generation_ended(self, generation: int) -> None:
+        self._running = False
         self._carry_out(self._machine.generation_ended(generation, at=_now()))
 
     def snapshotted(self, event: Snapshotted) -> None:
         held = event.snapshot
         failpoint.hit("snapshot.known", rank=held.rank, step=held.step, generation=held.generation)
         self._sets.told(event, self._machine.in_memory)
+        self._copying.snapshotted(event.keeper, held)
         self._carry_out(
             self._machine.snapshotted(
                 held.rank,
@@ -134,6 +141,7 @@ class Saves:
         """This set of snapshots could not be restored: it is used no more."""
         logger.warning("lastgood: the snapshots of step %d in memory are not used any more: %s", step, reason)
         self._ledger.append("memory_dropped", generation=generation, step=step, reason=reason)
+        self._copying.drop(generation, step)
         self._carry_out(self._machine.memory_dropped(generation, step, reason=reason, at=_now()))
 
     def persisted(self, event: ShardPersisted) -> None:
@@ -183,6 +191,7 @@ class Saves:
         self, generations: Sequence[GenerationRecord], world_size: int, keepers: Sequence[KeeperJoined]
     ) -> None:
         """After the coordinator's restart, when all keepers are back: what they hold, and what lies on disk."""
+        self._copying.rebuild(generations, keepers)
         self.generation_started(generations, world_size)
         on_disk = self._archive.scan(manifests=False, fresh=False).checkpoints
         found = {(one.generation, one.step, one.attempt) for one in on_disk}
@@ -203,10 +212,29 @@ class Saves:
                 self._machine.memory_dropped(entry["generation"], entry["step"], reason=entry["reason"], at=_now())
             )
 
+    def memory_taken(self, memory: MemorySet) -> None:
+        """This set is restored. If a node is lost, it may be an older one than all ranks had, and lie elsewhere."""
+        self._sets.lies(memory)
+        self._carry_out(
+            self._machine.memory_found(
+                memory.generation,
+                memory.step,
+                digests=self._copying.digests(memory),
+                committed=(memory.step, memory.generation) in {_state_of(name) for name in self.committed},
+                at=_now(),
+            )
+        )
+
     @property
     def memory(self) -> MemorySet | None:
         """The newest set of snapshots that may be restored."""
         return self._sets.memory(self._machine.in_memory)
+
+    def worth_waiting_for(self, memory: MemorySet | None) -> bool:
+        """Whether a commit may come that is newer than this set."""
+        if memory is None:
+            return not self._machine.idle
+        return self._machine.saves_newer(memory.generation, memory.step)
 
     @property
     def idle(self) -> bool:
@@ -234,9 +262,10 @@ class Saves:
                 case Abandon():
                     self._abandon(decision)
                 case Corruption():
+                    self._copying.drop(decision.generation)
                     self._on_corruption(decision)
                 case Release():
-                    self._post_to_keepers(
+                    self._copying.release(
                         ReleaseOrder(generation=decision.generation, upto_step=decision.upto_step, keep=decision.keep)
                     )
                 case Skip():
@@ -244,8 +273,17 @@ class Saves:
                         "save_skipped", generation=decision.generation, step=decision.step, reason=decision.reason
                     )
                     self._tell_outcome(decision.generation, decision.step, decision.reason)
+        self._note_complete()
         self._arm_retry()
         self._note_idle()
+
+    def _note_complete(self) -> None:
+        key = self._machine.in_memory
+        if key != self._told_complete:
+            self._told_complete = key
+            memory = self.memory
+            if memory is not None and self._running:
+                self._copying.complete(memory)
 
     def _order_persist(self, decision: Persist) -> None:
         self._ledger.append(
@@ -395,6 +433,12 @@ class Saves:
     def _note_idle(self) -> None:
         if self._machine.idle:
             self._idle.set()
+
+
+def _state_of(checkpoint: str) -> tuple[int, int] | None:
+    """Step and generation."""
+    parsed = parse_checkpoint_name(checkpoint)
+    return parsed[:2] if parsed is not None else None
 
 
 def _now() -> float:

@@ -33,6 +33,10 @@ class SnapshotSets:
             if old != in_memory:
                 del self._facts[old]
 
+    def lies(self, memory: MemorySet) -> None:
+        """The shards of this set are with these keepers now."""
+        self._facts.setdefault((memory.generation, memory.step), _Facts()).where = dict(memory.where)
+
     def memory(self, key: Key | None) -> MemorySet | None:
         """The set of that generation and step, if there is one."""
         facts = self._facts.get(key) if key is not None else None

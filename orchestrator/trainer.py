@@ -148,6 +148,7 @@ class SupervisedTrainer:
             skips_bad_batches=recovery.on_bad_loss == "rollback",
             loss_spike_factor=recovery.loss_spike_factor,
             check_replicas=recovery.check_replicas,
+            replicate_snapshots=recovery.replicate_snapshots,
             code=_code_digest(self._loop),
             volatile=recovery.volatile,
             failpoints=recovery.failpoints,

@@ -26,14 +26,19 @@ from workers.checkpoint.slots import Slot, SlotState
 from workers.checkpoint.store import LocalStore, is_no_space
 from workers.errors import CheckpointDamaged
 from workers.groups import GroupRecord
+from workers.handing_out import HandingOut
 from workers.keeper_messages import (
+    CopyOrder,
+    DropCopies,
     EndGeneration,
     GenerationDrained,
+    HeldSnapshot,
     KeeperJoined,
     KillAgent,
     PersistFailed,
     PersistOrder,
     ReleaseOrder,
+    ShardCopied,
     ShardPersisted,
     SnapshotSkipped,
     Snapshotted,
@@ -42,6 +47,9 @@ from workers.link import Link
 from workers.messages import Command
 from workers.processes import ProcessId
 from workers.rank_memory import Held, RankMemory
+from workers.replication.exchange import Exchange, ExchangeSettings
+from workers.replication.protocol import ShardKey
+from workers.replication.replicator import Copied
 from workers.wire import Channel, accept, listen
 
 logger = logging.getLogger("lastgood")
@@ -73,6 +81,7 @@ class Keeper:
         coordinator: str,
         takeover_seconds: float,
         read_back: ReadBack | None,
+        exchange: ExchangeSettings,
         failpoints: tuple[failpoint.Arm, ...] = (),
     ) -> None:
         self._node = node
@@ -90,6 +99,7 @@ class Keeper:
         self._problem = self._find_problem()
         failpoint.arm(failpoints, Path(run_dir) / "faults")
         self._listener = listen(keeper_address(run, driver, node))
+        self._exchange = Exchange(exchange, find_own=self._find_own, report=self._copied)
         self._link = Link(
             coordinator,
             self._name,
@@ -112,6 +122,7 @@ class Keeper:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # closing alone would not wake the thread that accepts
         self._listener.close()
+        self._exchange.close()
         self._groups.kill_up_to(None)
         self._groups.remove()
 
@@ -141,19 +152,29 @@ class Keeper:
             self._readers[threading.current_thread()] = generation
             self._groups.record(hello["pid"], generation)
             memory.free_torn()
-            channel.send("welcome", fds=tuple(slot.fd for slot in memory.slots))
+            channel.send(
+                "welcome", fds=tuple(slot.fd for slot in memory.slots), copies_bytes=self._exchange.copies.bytes()
+            )
+        handing_out = HandingOut(channel, self._exchange)
         try:
             while (message := channel.receive()) is not None:
-                self._from_rank(channel, generation, memory, *message)
+                self._from_rank(channel, generation, memory, handing_out, *message)
         except OSError as error:
             logger.warning("lastgood: rank %d's connection broke: %s", rank, error)
         finally:
+            handing_out.close()
             channel.close()
             with self._lock:
                 self._readers.pop(threading.current_thread(), None)
 
     def _from_rank(
-        self, channel: Channel, generation: int, memory: RankMemory, message: dict[str, Any], fds: list[int]
+        self,
+        channel: Channel,
+        generation: int,
+        memory: RankMemory,
+        handing_out: HandingOut,
+        message: dict[str, Any],
+        fds: list[int],
     ) -> None:
         match message["kind"]:
             case "slots":
@@ -177,8 +198,14 @@ class Keeper:
                 )
                 # After the snapshots that the rank made before.
                 memory.work(partial(self._link.tell, skipped))
+            case "make_room":
+                with self._lock:
+                    made = memory.make_room(self._releases)
+                channel.send("room", made=made)
             case "fetch":
-                self._hand_out(channel, (message["generation"], message["step"]))
+                self._hand_out(handing_out, message)
+            case "part":
+                handing_out.part(message)
 
     def _digest(self, memory: RankMemory, held: Held, *, again: bool = False) -> None:
         """Read all of a snapshot, unless that was done, and only then tell of it."""
@@ -208,32 +235,65 @@ class Keeper:
             told = held.told()
         self._link.tell(Snapshotted(keeper=self._name, snapshot=told, again=again))
 
-    def _hand_out(self, channel: Channel, key: tuple[int, int]) -> None:
-        """The slots with the shards of one set, as far as they are here, for a rank that restores it."""
+    def _hand_out(self, handing_out: HandingOut, message: dict[str, Any]) -> None:
+        """The shards of one set, for a rank that restores it."""
+        key = (message["generation"], message["step"])
         with self._lock:
-            shards = [memory.held[key] for memory in self._ranks.values() if key in memory.held]
-            for held in shards:
-                channel.send(
-                    "shard",
-                    fds=(held.slot.fd,),
-                    rank=held.rank,
-                    bytes=held.slot.image_bytes,
-                    digest=held.slot.digest,
-                )
-        channel.send("handed_out")
+            own = [memory.held[key] for memory in self._ranks.values() if key in memory.held]
+            for held in own:
+                handing_out.shard(held.rank, held.slot)
+        handing_out.others(message, [held.rank for held in own])
+
+    def _find_own(self, key: ShardKey) -> Slot | None:
+        with self._lock:
+            memory = self._ranks.get(key.rank)
+            held = memory.held.get(key.set) if memory is not None else None
+            if held is None:
+                return None
+            fd = os.dup(held.slot.fd)
+        return Slot.from_fd(fd, populate=False)
+
+    def _held_copy(self, order: PersistOrder) -> Held | None:
+        """A copy of another node's shard, to be written in its keeper's place."""
+        key = ShardKey(rank=order.rank, generation=order.generation, step=order.step)
+        slot = self._exchange.copies.open(key)
+        if slot is None:
+            return None
+        held = Held(rank=key.rank, key=key.set, slot=slot, at=time.time(), durable=True, is_copy=True)
+        held.read()
+        return held
+
+    def _copied(self, copied: Copied) -> None:
+        self._link.tell(
+            ShardCopied(
+                keeper=self._name,
+                rank=copied.key.rank,
+                generation=copied.key.generation,
+                step=copied.key.step,
+                bytes=copied.image_bytes,
+                seconds=copied.seconds,
+                error=copied.error,
+            )
+        )
+
+    def _held(self) -> tuple[HeldSnapshot, ...]:
+        return tuple(held.told() for memory in self._ranks.values() for held in memory.held.values())
 
     # ------------------------------------------------------------ the coordinator
 
     def _introduce(self) -> KeeperJoined:
         if self._problem is not None:
             self._problem = self._find_problem()
+        host, port = self._exchange.address
         with self._lock:
-            snapshots = tuple(held.told() for memory in self._ranks.values() for held in memory.held.values())
             return KeeperJoined(
                 keeper=self._name,
                 node=self._node,
                 pid=os.getpid(),
-                snapshots=snapshots,
+                host=host,
+                port=port,
+                snapshots=self._held(),
+                copies=tuple(self._exchange.held()),
                 receipts=tuple(one for one in self._outcomes.values() if isinstance(one, ShardPersisted)),
                 problem=self._problem,
             )
@@ -258,6 +318,10 @@ class Keeper:
                 self._begin_persist(command)
             case ReleaseOrder():
                 self._release(command)
+            case CopyOrder():
+                self._exchange.copy(command)
+            case DropCopies():
+                self._exchange.copies.keep((command.generation, command.step))
             case EndGeneration():
                 self._end_generation(command.generation)
             case KillAgent():
@@ -267,6 +331,7 @@ class Keeper:
         """Kill what is left of its ranks, then read their connections and their last snapshots to the end: these
         count."""
         self._groups.kill_up_to(generation)
+        self._exchange.end_generation(generation)
         with self._lock:
             readers = [reader for reader, owner in self._readers.items() if owner <= generation]
             memories = list(self._ranks.values())
@@ -276,7 +341,11 @@ class Keeper:
         for memory in memories:
             if not memory.wait(deadline - time.monotonic()):
                 logger.warning("lastgood: the last snapshot of rank %d could not be digested in time", memory.rank)
-        self._link.tell(GenerationDrained(keeper=self._name, generation=generation))
+        with self._lock:
+            held = self._held()
+        self._link.tell(
+            GenerationDrained(keeper=self._name, generation=generation, held=(*held, *self._exchange.held()))
+        )
 
     def _coordinator_lost(self, reason: str) -> None:
         logger.error("lastgood: keeper of node %s ends: %s", self._node, reason)
@@ -310,7 +379,7 @@ class Keeper:
                 self._end_persist(replaced, _failed(self._name, replaced, reason, False))
 
     def _start_writing(self, order: PersistOrder, memory: RankMemory) -> None:
-        held = memory.held.get((order.generation, order.step))
+        held = memory.held.get((order.generation, order.step)) or self._held_copy(order)
         if held is None or held.slot.state is not SlotState.COMPLETE:
             self._end_persist(order, _failed(self._name, order, "the keeper does not hold that snapshot", False))
             return

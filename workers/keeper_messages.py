@@ -46,11 +46,16 @@ class ShardPersisted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperJoined:
+    """`copies`: of shards of other nodes. `host`, `port`: where other keepers reach this one."""
+
     keeper: str
     node: str
     pid: int
     snapshots: tuple[HeldSnapshot, ...]
     receipts: tuple[ShardPersisted, ...]
+    copies: tuple[HeldSnapshot, ...] = ()
+    host: str = ""
+    port: int = 0
     problem: str | None = None
 
 
@@ -93,10 +98,24 @@ class PersistFailed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDrained:
     """The ranks of generations up to this one are gone, and all that they had told this keeper has been passed on,
-    as far as it could be digested in time."""
+    as far as it could be digested in time. `held`: all complete shards in its memory now, its ranks' and copies."""
 
     keeper: str
     generation: int
+    held: tuple[HeldSnapshot, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardCopied:
+    """How sending a copy of this rank's shard to another keeper ended; `error` is None if it is there."""
+
+    keeper: str
+    rank: int
+    generation: int
+    step: int
+    bytes: int
+    seconds: float
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +132,35 @@ class PersistOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseOrder:
-    """Slots of `generation` that hold a step up to `upto_step`, except those in `keep`, may be used again."""
+    """Slots of `generation` that hold a step up to `upto_step`, except those in `keep`, may be used again; those of the
+    steps in `spare` only for a snapshot that is due to be written and has no other."""
 
     generation: int
     upto_step: int
     keep: tuple[int, ...]
+    spare: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyOrder:
+    """Send the shards of these ranks to the keeper at `host` and `port`, which also keeps what it has of the set of
+    `keep_generation` and `keep_step`."""
+
+    ranks: tuple[int, ...]
+    generation: int
+    step: int
+    host: str
+    port: int
+    keep_generation: int
+    keep_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropCopies:
+    """Copies that are older than this set are not needed any more."""
+
+    generation: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +178,7 @@ class KillAgent:
     start_ticks: int
 
 
-KeeperEvent = KeeperJoined | Snapshotted | SnapshotSkipped | ShardPersisted | PersistFailed | GenerationDrained
-
-
-KeeperCommand = PersistOrder | ReleaseOrder | EndGeneration | KillAgent
+KeeperEvent = (
+    KeeperJoined | Snapshotted | SnapshotSkipped | ShardPersisted | PersistFailed | GenerationDrained | ShardCopied
+)
+KeeperCommand = PersistOrder | ReleaseOrder | CopyOrder | DropCopies | EndGeneration | KillAgent

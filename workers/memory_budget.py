@@ -84,11 +84,12 @@ def problem(need: Need, limits: Sequence[Bound]) -> str | None:
         return None
     copies = f"{need.slots} slots" if not need.replicas else f"({need.slots} slots + {need.replicas} replicas)"
     held = f", less the {_mib(need.held_bytes)} that each has already" if need.held_bytes else ""
+    without_copies = "set RecoveryConfig.replicate_snapshots to False, " if need.replicas else ""
     return (
         f"the snapshots need {_mib(need.missing_bytes)} more on this node ({copies} x {_mib(need.image_bytes)} x "
         f"{need.local_ranks} ranks{held}), but of {tightest.what}, {_mib(tightest.limit_bytes)}, "
         f"{tightest.fraction_max:.0%} may be in use, which leaves {_mib(tightest.room_bytes)}; lower "
-        f"RecoveryConfig.snapshot_slots, {tightest.remedy}, or use more nodes"
+        f"RecoveryConfig.snapshot_slots, {without_copies}{tightest.remedy}, or use more nodes"
     )
 
 

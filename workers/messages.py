@@ -258,13 +258,15 @@ class SaveRefused:
 class RestoreOrder:
     """Restore what `generation` had reached after `step`: from the keepers' memory, or from a committed checkpoint.
 
-    `checkpoint` is its name; with the source "memory" it is None, unless the same state is committed.
+    `checkpoint` is its name; with the source "memory" it is None, unless the same state is committed. `places`: where
+    the shards lie in memory, as (host, port, ranks) of each keeper; nothing if all are with the rank's own.
     """
 
     source: Literal["checkpoint", "memory"]
     generation: int
     step: int
     checkpoint: str | None
+    places: tuple[tuple[str, int, tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

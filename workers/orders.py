@@ -12,8 +12,9 @@ from workers.messages import RestoreOrder
 class LoopSettings:
     """The part of the run's configuration that ranks need; the same in every generation.
 
-    `code`: names the version of the user's code, a part of the run's identity. `skips_bad_batches`: after a bad loss
-    the run goes on without the batches that it came from. `loss_spike_factor`: see workers.loss_guard.
+    `code`: names the version of the user's code, a part of the run's identity. `replicate_snapshots`: other nodes keep
+    copies of snapshots. `skips_bad_batches`: after a bad loss the run goes on without the batches that it came from.
+    `loss_spike_factor`: see workers.loss_guard.
     """
 
     run: str
@@ -26,6 +27,7 @@ class LoopSettings:
     collective_timeout_seconds: float
     record_samples: bool
     check_replicas: bool
+    replicate_snapshots: bool = False
     skips_bad_batches: bool = False
     loss_spike_factor: float | None = None
     code: str | None = None
@@ -63,6 +65,11 @@ class RankOrders(LoopSettings):
                 "volatile": tuple(values["volatile"]),
                 "failpoints": tuple(Arm(**arm) for arm in values["failpoints"]),
                 "skip": tuple((epoch, batch) for epoch, batch in values["skip"]),
-                "restore": RestoreOrder(**values["restore"]) if values["restore"] else None,
+                "restore": _restore_order(values["restore"]) if values["restore"] else None,
             }
         )
+
+
+def _restore_order(values: dict[str, Any]) -> RestoreOrder:
+    places = tuple((host, port, tuple(ranks)) for host, port, ranks in values["places"])
+    return RestoreOrder(**{**values, "places": places})

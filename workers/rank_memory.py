@@ -14,7 +14,7 @@ restarted: what is complete in the old ones stays until it is released.
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,8 @@ Key = tuple[int, int]  # generation and step
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Held:
-    """One snapshot. `digest` is of the whole image; `document` has what is needed of the rank's document."""
+    """One snapshot. `digest` is of the whole image; `document` has what is needed of the rank's document. `is_copy`: it
+    lies in the memory for another node's shards, through a mapping of its own."""
 
     rank: int
     key: Key
@@ -40,6 +41,7 @@ class Held:
     stall_seconds: float = 0.0
     attempt: int = 0
     digest: str = ""
+    is_copy: bool = False
     document: dict[str, Any] = field(default_factory=dict)
     _by_tensor: dict[str, str] | None = None
 
@@ -161,10 +163,26 @@ class RankMemory:
                 self.held.pop((slot.generation, slot.step), None)
                 self._free(slot)
 
+    def make_room(self, releases: Mapping[int, ReleaseOrder]) -> bool:
+        """Free the oldest slot that is spare: a snapshot that is due to be written has no other. False if none is."""
+        spare = [
+            slot
+            for slot in self.slots
+            if slot.state is SlotState.COMPLETE and not self._is_pending(slot) and is_spare(releases, slot)
+        ]
+        if not spare:
+            return False
+        oldest = min(spare, key=lambda slot: (slot.generation, slot.step))
+        self.held.pop((oldest.generation, oldest.step), None)
+        self._free(oldest)
+        return True
+
     def written(self, held: Held, order: ReleaseOrder | None) -> None:
         """The slot is no longer being written to storage; `order`: what was released of its generation meanwhile."""
         held.slot.resume()
-        if self.held.get(held.key) is not held:
+        if held.is_copy:
+            held.slot.close()
+        elif self.held.get(held.key) is not held:
             self._free(held.slot)
         elif order is not None and covers(order, held.slot):
             del self.held[held.key]
@@ -217,4 +235,11 @@ class RankMemory:
 
 def covers(order: ReleaseOrder, slot: Slot) -> bool:
     """Whether the snapshot in this slot is not needed any more."""
-    return slot.generation == order.generation and slot.step <= order.upto_step and slot.step not in order.keep
+    kept = order.keep + order.spare
+    return slot.generation == order.generation and slot.step <= order.upto_step and slot.step not in kept
+
+
+def is_spare(releases: Mapping[int, ReleaseOrder], slot: Slot) -> bool:
+    """Whether this slot may be used again, if that cannot be helped."""
+    order = releases.get(slot.generation)
+    return order is not None and slot.step <= order.upto_step and slot.step in order.spare

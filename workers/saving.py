@@ -16,6 +16,7 @@ import torch
 from workers.checkpoint.held import HeldShards
 from workers.checkpoint.tensors import CapturedState
 from workers.heartbeat import HeartbeatPage
+from workers.messages import RestoreOrder
 from workers.orders import RankOrders
 from workers.snapshots import SnapshotWriter
 from workers.state.training import TrainingState
@@ -63,9 +64,9 @@ class Saver:
         """Finish the copy that is in flight; nothing is saved after that."""
         self._snapshots.close()
 
-    def held_shards(self, generation: int, step: int) -> HeldShards:
-        """The shards in memory of this set of snapshots, see SnapshotWriter."""
-        return self._snapshots.held_shards(generation, step)
+    def held_shards(self, order: RestoreOrder) -> HeldShards:
+        """The shards in memory of a set of snapshots, see SnapshotWriter."""
+        return self._snapshots.held_shards(order)
 
     def save_and_wait(self, capture: Capture, *, step: int) -> bool:
         """Save and wait for the commit; False if it was given up for good, or did not come in time."""

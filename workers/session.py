@@ -235,7 +235,7 @@ class Session:
         if order.source == "checkpoint":
             assert order.checkpoint is not None
             return CheckpointReader(self._store, order.checkpoint, self.rank, alive=self._page.beat)
-        shards = self._saver.held_shards(order.generation, order.step)
+        shards = self._saver.held_shards(order)
         manifest = shards.manifest(self.world_size)
         return CheckpointReader(
             self._store, manifest.name, self.rank, manifest=manifest, shards=shards, alive=self._page.beat

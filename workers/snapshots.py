@@ -27,6 +27,7 @@ from workers.checkpoint.tensors import CapturedState
 from workers.errors import EnvironmentProblem
 from workers.heartbeat import HeartbeatPage
 from workers.memory_budget import Need, bounds, problem
+from workers.messages import RestoreOrder
 from workers.orders import RankOrders
 from workers.overlap import Copier, Copy
 from workers.state.training import TrainingState
@@ -39,6 +40,9 @@ _CONNECT_SECONDS = 30.0
 _POLL_SECONDS = 0.002
 _ALLOCATE_SECONDS_MAX = 300.0
 _NO_SLOT = "no snapshot slot was free"
+_MAKE_ROOM_SECONDS = 0.5
+_COPIES_KEPT = 2
+"""Of each rank of the node whose copies this one keeps: the newest that is whole, and the one that arrives."""
 
 
 class SnapshotWriter:
@@ -51,15 +55,19 @@ class SnapshotWriter:
         self._keeper: Channel | None = None
         self._slots: list[Slot] = []
         self._layout: image.ImageLayout | None = None
+        self._copies_bytes = 0  # that this node has for another one already
 
     def check_memory(self, state: TrainingState) -> None:
         """Refuse to train if the snapshots could not fit beside it; raises EnvironmentProblem with the numbers."""
         orders = self._orders
+        copies = _COPIES_KEPT if self._copied() else 0
+        held_bytes = sum(slot.capacity for slot in self._connect_and_adopt())
         need = Need(
             image_bytes=state.bytes_estimate(),
             slots=orders.snapshot_slots,
             local_ranks=orders.local_world_size,
-            held_bytes=sum(slot.capacity for slot in self._connect_and_adopt()),
+            replicas=copies,
+            held_bytes=held_bytes + self._copies_bytes // orders.local_world_size,
         )
         if found := problem(need, bounds(orders.memory_fraction_max)):
             raise EnvironmentProblem(found)
@@ -94,13 +102,13 @@ class SnapshotWriter:
         try:
             # What only stays in memory leaves a slot for the next save.
             spare = 0 if durable else 1
-            if wait_seconds is None and not self._may_get_slot(spare):
+            if wait_seconds is None and not self._may_get_slot(spare) and not (durable and self._keeper_made_room()):
                 return self._skip(_NO_SLOT, told)
             captured = capture()
             document = to_bytes(captured.whole_document())
             if self._layout is None or not self._layout.fits(captured.tensors, document):
                 self._layout = image.plan(captured.tensors, captured.whole_document())
-            index = self._free_slot(self._layout.image_bytes, wait_seconds or 0.0, spare=spare)
+            index = self._free_slot(self._layout.image_bytes, wait_seconds or 0.0, durable=durable, spare=spare)
             if index is None:
                 return self._skip(_NO_SLOT, told)
             slot = self._slots[index]
@@ -159,12 +167,13 @@ class SnapshotWriter:
             logger.exception("rank %d: a snapshot has failed", self._orders.rank)
         self._copier.close()
 
-    def held_shards(self, generation: int, step: int) -> HeldShards:
-        """The shards of this set of snapshots that this node's keeper holds. Raises CheckpointDamaged if there is none
-        of this rank, OSError if the keeper dies meanwhile."""
+    def held_shards(self, order: RestoreOrder) -> HeldShards:
+        """The shards of a set of snapshots in the keepers' memory. Raises CheckpointDamaged if one cannot be had,
+        OSError if this node's keeper dies meanwhile."""
         slots = self._connect_and_adopt()
         assert self._keeper is not None
-        return fetch(self._keeper, self._orders.rank, generation, step, mapped=slots, alive=self._page.beat)
+        orders = self._orders
+        return fetch(self._keeper, orders.rank, order, orders.world_size, mapped=slots, alive=self._page.beat)
 
     def _skip(self, reason: str, told: dict[str, Any]) -> bool:
         self._send("skipped", reason=reason, **told)
@@ -178,18 +187,41 @@ class SnapshotWriter:
     def _free(self) -> list[int]:
         return [index for index, slot in enumerate(self._slots) if slot.state is SlotState.FREE]
 
-    def _free_slot(self, image_bytes: int, wait_seconds: float, *, spare: int) -> int | None:
+    def _free_slot(self, image_bytes: int, wait_seconds: float, *, durable: bool, spare: int) -> int | None:
         if len(self._slots) < self._orders.snapshot_slots or any(slot.capacity < image_bytes for slot in self._slots):
             self._replace_slots(image_bytes)
         deadline = time.monotonic() + wait_seconds
+        ask_at = time.monotonic()
         while True:
             free = self._free()
             if len(free) > spare:
                 return free[0]
+            if durable and time.monotonic() >= ask_at:
+                ask_at = time.monotonic() + _MAKE_ROOM_SECONDS
+                if self._keeper_made_room():
+                    continue
             if time.monotonic() >= deadline:
                 return None
             self._page.beat()
             time.sleep(_POLL_SECONDS)
+
+    def _keeper_made_room(self) -> bool:
+        """Whether the keeper has freed a slot that it only kept for the time in which a newer one is copied."""
+        if not self._copied():
+            return False
+        assert self._keeper is not None
+        self._send("make_room")
+        try:
+            answer = self._keeper.receive(_MAKE_ROOM_SECONDS)
+        except TimeoutError:
+            return False  # should it come late, it is passed over
+        if answer is None:
+            raise OSError("the keeper closed the connection")
+        return bool(answer[0].get("made"))
+
+    def _copied(self) -> bool:
+        """Whether other nodes keep copies of what is here."""
+        return self._orders.replicate_snapshots and self._orders.world_size > self._orders.local_world_size
 
     def _replace_slots(self, image_bytes: int) -> None:
         """Fresh slots of the right size; the keeper finishes with the old ones and drops them."""
@@ -236,6 +268,7 @@ class SnapshotWriter:
         if answer is None:
             raise OSError("the keeper closed the connection")
         self._keeper = keeper
+        self._copies_bytes = answer[0].get("copies_bytes", 0)
         if self._slots:
             self._send("slots", fds=tuple(slot.fd for slot in self._slots), fresh=False)
         else:

@@ -22,7 +22,7 @@ snapshots count as not taken until the ranks hand their memory over again; what 
 be repeated then, so a keeper answers one that it has carried out, or is carrying out, with the outcome of that.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from orchestrator.decide import replicas
 from orchestrator.decide.lineage import GenerationRecord, chain
@@ -62,6 +62,7 @@ class CommitMachine:
         # The newest set on the lineage that got complete in memory. Kept until there is a newer one, also when it is
         # committed, and when a keeper is lost: its ranks may hand their memory over again.
         self._in_memory: Save | None = None
+        self._attempts: dict[Key, int] = {}  # the last one at what was given up
         self._released: dict[int, Release] = {}
         self._decisions: list[Decision] = []
 
@@ -217,6 +218,29 @@ class CommitMachine:
             self._in_memory = None
         return self._decide(at)
 
+    def memory_found(
+        self, generation: int, step: int, *, digests: Mapping[int, str], committed: bool, at: float
+    ) -> list[Decision]:
+        """This set is about to be restored, for all of it is with keepers that are left, maybe as copies. It is written
+        once, unless it is `committed`."""
+        key = (generation, step)
+        save = self._in_memory
+        if save is not None and save.key == key and save.complete:
+            return self._decide(at)
+        self._hear_of(generation)
+        if save is None or save.key != key:
+            attempt = self._attempts.get(key, 0)
+            ranks = self._worlds[generation]
+            save = self._saves.get(key) or Save(generation=generation, step=step, ranks=ranks, attempt=attempt)
+        if self._in_memory is not None and self._in_memory.key > key:
+            self._give_up(self._in_memory, f"some of it is lost, and step {step} is restored")
+        self._in_memory = save
+        save.snapshotted, save.digests = set(save.ranks), dict(digests)
+        if not committed and not save.under_way:
+            self._saves[key] = save
+            save.durable, save.phase = True, Phase.READY
+        return self._decide(at)
+
     def committed(self, generation: int, step: int, attempt: int, *, at: float) -> list[Decision]:
         """The manifest of this attempt is in place. While rebuilding: it is found on disk."""
         save = self._saves.get((generation, step))
@@ -281,6 +305,10 @@ class CommitMachine:
         """Names of the attempts that are being written or committed."""
         saves = (save for save in self._open() if save.under_way)
         return frozenset(checkpoint_name(save.step, save.generation, save.attempt) for save in saves)
+
+    def saves_newer(self, generation: int, step: int) -> bool:
+        """Whether a state that is newer than this one is being written or committed."""
+        return any(save.under_way and save.key > (generation, step) for save in self._open())
 
     @property
     def idle(self) -> bool:
@@ -392,6 +420,8 @@ class CommitMachine:
     def _give_up(self, save: Save, reason: str, *, again: bool = False) -> None:
         if self._saves.pop(save.key, None) is None:
             return
+        if save.attempt:
+            self._attempts[save.key] = save.attempt
         if again and save.generation == self._current and save.step >= self._over_upto:
             self._again = {save.key: save.attempt}
         self._over(save.key)

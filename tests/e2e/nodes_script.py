@@ -93,6 +93,16 @@ def lost(storage: Path, name: str, nodes: Nodes) -> None:
     run.result()
 
 
+def lost_with_copies(storage: Path, name: str, nodes: Nodes) -> None:
+    """Nothing is committed before: what the lost node had is only in another one's memory."""
+    options = {"save_every_steps": None, "snapshot_every_steps": 3}
+    run = harness.Run(harness.trainer(storage, name, loops.train_loop, config=PACE, **options))
+    status = run.status_when(lambda status: status["step"] >= 25 and (status["copied_step"] or 0) >= 20, 180)
+    assert not harness.entries(run.trainer.run_dir, "commit")
+    nodes.lose(node_of(status, 1))
+    run.result()
+
+
 def excluded(storage: Path, name: str, nodes: Nodes) -> None:
     run = harness.Run(harness.trainer(storage, name, loops.train_loop, config=PACE))
     bad = ""
@@ -112,6 +122,7 @@ STORIES = {
     "drained-without-a-spare": (2, drained_without_a_spare),
     "lost-with-a-spare": (3, lost),
     "lost-and-replaced": (2, lost),
+    "lost-with-copies": (3, lost_with_copies),
 }
 
 

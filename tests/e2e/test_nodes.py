@@ -24,3 +24,18 @@ def test_a_lost_node_is_replaced_by_another(tmp_path: Path, reference: Path, sto
     (failure,) = harness.entries(run_dir, "failure")
     assert (failure["rank"], failure["cause"]) == (1, "agent_lost")
     harness.assert_equal_runs(run_dir, reference)
+
+
+def test_after_losing_a_node_the_run_goes_on_from_the_copies_that_another_has(tmp_path: Path, reference: Path) -> None:
+    run_dir = tell("lost-with-copies", tmp_path)
+    _, second = harness.entries(run_dir, "generation")
+    assert (second["source"], second["from_copies"]) == ("memory", [1])
+    assert second["restored_step"] >= 20
+    restored = [entry for entry in harness.entries(run_dir, "restored") if entry["generation"] == 2]
+    assert {(entry["rank"], entry["source"], entry["step"]) for entry in restored} == {
+        (rank, "memory", second["restored_step"]) for rank in (0, 1)
+    }
+    # What only memory had is committed as well, by the keeper that has the copy.
+    committed = [entry["step"] for entry in harness.entries(run_dir, "commit") if entry["generation"] == 1]
+    assert committed == [second["restored_step"]]
+    harness.assert_equal_runs(run_dir, reference)

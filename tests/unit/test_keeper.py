@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import xxhash
 from fakes import DEADLINE_SECONDS, FakeLink, RankEnd
+from peer_samples import EXCHANGE
 
 from workers import failpoint
 from workers.checkpoint import held, persist
@@ -37,6 +38,7 @@ from workers.keeper_messages import (
     SnapshotSkipped,
     Snapshotted,
 )
+from workers.messages import RestoreOrder
 from workers.rank_memory import RankMemory
 
 
@@ -59,6 +61,7 @@ class Node:
             coordinator="c",
             takeover_seconds=0.1,
             read_back=persist.ReadBack(),
+            exchange=EXCHANGE,
         )
         self.link: Any = self.keeper._link
         self.closed = False
@@ -512,6 +515,10 @@ def test_a_snapshot_whose_bytes_changed_before_another_keeper_wrote_it_is_not_wr
     again.close()
 
 
+def restore_of(step: int) -> RestoreOrder:
+    return RestoreOrder(source="memory", generation=1, step=step, checkpoint=None)
+
+
 def test_the_next_generation_is_handed_the_slots_of_all_ranks_of_the_node(node: Node) -> None:
     dead = [node.rank(rank=rank) for rank in (0, 1)]
     for rank in dead:
@@ -520,7 +527,7 @@ def test_the_next_generation_is_handed_the_slots_of_all_ranks_of_the_node(node: 
         node.link.wait_for(Snapshotted)
         rank.close()
     successor = node.rank(rank=1, generation=2)
-    shards = held.fetch(successor.channel, 1, 1, 20, mapped=successor.slots, alive=lambda: None)
+    shards = held.fetch(successor.channel, 1, restore_of(20), 2, mapped=successor.slots, alive=lambda: None)
     manifest = shards.manifest(2)
     assert [shard.rank for shard in manifest.shards if shard.tensors] == [0, 1]
     reader = CheckpointReader(LocalStore(node.run_dir), manifest.name, 1, manifest=manifest, shards=shards)
@@ -529,7 +536,7 @@ def test_the_next_generation_is_handed_the_slots_of_all_ranks_of_the_node(node: 
     reader.close()
     assert descriptors_of(inodes(successor.slots)) == opened, "the rank's own slots are still in use"
     with pytest.raises(CheckpointDamaged, match=r"does not hold rank 1's snapshot of step 21, generation 1"):
-        held.fetch(successor.channel, 1, 1, 21, mapped=successor.slots, alive=lambda: None)
+        held.fetch(successor.channel, 1, restore_of(21), 2, mapped=successor.slots, alive=lambda: None)
     successor.close()
 
 

@@ -38,6 +38,8 @@ def test_the_recovery_settings_have_these_names_and_defaults() -> None:
         "keep_last_min": 1,
         "max_failures": None,
         "snapshot_slots": 3,
+        "replicate_snapshots": True,
+        "replication_bytes_per_second_max": None,
         "memory_fraction_max": 0.9,
         "verify_saves": True,
         "verify_bytes_per_second_max": None,

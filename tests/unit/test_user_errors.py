@@ -12,6 +12,7 @@ import pytest
 import ray
 import torch
 from fakes import FakeLink, Loop, Rig
+from peer_samples import EXCHANGE
 from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from torch import nn
 
@@ -177,6 +178,7 @@ def lone_keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kee
         coordinator="c",
         takeover_seconds=0.1,
         read_back=None,
+        exchange=EXCHANGE,
     )
     yield keeper
     keeper.close()

@@ -1,24 +1,29 @@
-"""Shards that are still in memory: the slots of one set of snapshots, as this node's keeper holds them.
+"""Shards that are still in memory: one set of snapshots, as this node's keeper and others hold them.
 
-Invariants: what is read is the slots' own memory, not a copy; its digest is the one that the keeper found when the
-snapshot was complete. The keeper frees none of these slots before a newer set is complete on all ranks, which no rank
-that still reads can have added to.
+Invariants: of a shard that is here the slot's own memory is read, not a copy; of one that is elsewhere, what is asked
+for is brought. Its digest is the one that the keeper found when the snapshot was complete. The keepers free none of
+these slots before a newer set is complete on all ranks, which no rank that still reads can have added to.
 
-Faults survived: a keeper that is lost while it is asked (OSError), or has nothing of this rank (CheckpointDamaged).
+Faults survived: a keeper that is lost while it is asked (OSError), or a shard that cannot be had (CheckpointDamaged).
 """
 
+import mmap
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from workers import failpoint
 from workers.checkpoint.digests import BLOCK_BYTES
 from workers.checkpoint.header import parse_header
-from workers.checkpoint.manifest import Manifest, ShardRecord, shard_file
+from workers.checkpoint.manifest import Manifest, ShardRecord, shard_file, unpack_shard
 from workers.checkpoint.slots import Slot
 from workers.errors import CheckpointDamaged
+from workers.messages import RestoreOrder
 from workers.wire import Channel
 
-_ANSWER_SECONDS = 30.0
+_ANSWER_SECONDS = 120.0
+_PART_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +37,28 @@ class HeldShard:
 
 
 class HeldShards:
-    """ShardBytes over the snapshots of one set, by rank; read by `rank`. `alive` is called while a shard is read."""
+    """ShardBytes over the snapshots of one set, by rank; read by `rank`. `alive` is called while a shard is read.
+
+    `elsewhere`: those that this node's `keeper` has others send, when they are asked for.
+    """
 
     def __init__(
-        self, rank: int, generation: int, step: int, shards: Mapping[int, HeldShard], alive: Callable[[], None]
+        self,
+        rank: int,
+        generation: int,
+        step: int,
+        shards: Mapping[int, HeldShard],
+        alive: Callable[[], None],
+        elsewhere: Mapping[int, ShardRecord] | None = None,
+        keeper: Channel | None = None,
     ) -> None:
         self._rank = rank
         self._generation = generation
         self._step = step
         self._shards = shards
         self._alive = alive
+        self._elsewhere = elsewhere or {}
+        self._keeper = keeper
 
     def manifest(self, world_size: int) -> Manifest:
         """What the slots hold, as a manifest describes it; a shard that is not here has no tensors in it.
@@ -70,6 +87,8 @@ class HeldShards:
         return self.part(shard, 0, shard.bytes)
 
     def part(self, shard: ShardRecord, start: int, stop: int) -> memoryview:
+        if shard.rank in self._elsewhere:
+            return self._bring(shard, start, min(stop, shard.bytes))
         held = self._shards[shard.rank]
         return held.slot.image[start : min(stop, held.bytes)]
 
@@ -82,7 +101,17 @@ class HeldShards:
                 held.slot.close()
         self._shards = {}
 
+    def _bring(self, shard: ShardRecord, start: int, stop: int) -> memoryview:
+        assert self._keeper is not None
+        self._keeper.send("part", rank=shard.rank, start=start, stop=stop)
+        message, fds = _answer(self._keeper, "part", _PART_SECONDS)
+        if message["problem"]:
+            raise CheckpointDamaged(f"{self.what(shard)} cannot be brought: {message['problem']}")
+        return _content(fds[0])
+
     def _record(self, rank: int, world_size: int) -> ShardRecord:
+        if rank in self._elsewhere:
+            return self._elsewhere[rank]
         file = shard_file(rank, world_size)
         held = self._shards.get(rank)
         if held is None:
@@ -101,26 +130,30 @@ class HeldShards:
 def fetch(
     keeper: Channel,
     rank: int,
-    generation: int,
-    step: int,
+    order: RestoreOrder,
+    world_size: int,
     *,
     mapped: Sequence[Slot],
     alive: Callable[[], None],
 ) -> HeldShards:
     """Ask the keeper for the shards of a set; of slots that are `mapped` already no second mapping is made.
 
-    Raises CheckpointDamaged if this rank's is not among them, OSError if the keeper does not answer.
+    Raises CheckpointDamaged if this rank's is not among them, or another cannot be had from where it should be;
+    OSError if the keeper does not answer.
     """
-    keeper.send("fetch", generation=generation, step=step)
+    keeper.send("fetch", generation=order.generation, step=order.step, world_size=world_size, places=order.places)
     by_memory = {slot.memory_id: slot for slot in mapped}
     shards: dict[int, HeldShard] = {}
+    elsewhere: dict[int, ShardRecord] = {}
+    what = f"snapshot of step {order.step}, generation {order.generation}"
     while True:
-        answer = keeper.receive(_ANSWER_SECONDS)
-        if answer is None:
-            raise OSError("the keeper closed the connection")
-        message, fds = answer
+        message, fds = _answer(keeper, ("shard", "remote", "handed_out"), _ANSWER_SECONDS)
+        alive()
         if message["kind"] == "handed_out":
             break
+        if message["kind"] == "remote":
+            elsewhere[message["rank"]] = unpack_shard(bytes(_content(fds[0])), f"rank {message['rank']}'s {what}")
+            continue
         slot = Slot.from_fd(fds[0], populate=False)
         known = by_memory.get(slot.memory_id)
         if known is not None:
@@ -128,8 +161,27 @@ def fetch(
         shards[message["rank"]] = HeldShard(
             slot=known or slot, mapped_here=known is None, bytes=message["bytes"], digest=message["digest"]
         )
-    if rank not in shards:
-        raise CheckpointDamaged(
-            f"the keeper of this node does not hold rank {rank}'s snapshot of step {step}, generation {generation}"
-        )
-    return HeldShards(rank, generation, step, shards, alive)
+    if message["problem"]:
+        raise CheckpointDamaged(f"some shards of the {what} cannot be had from their keepers: {message['problem']}")
+    if rank not in shards and rank not in elsewhere:
+        raise CheckpointDamaged(f"the keeper of this node does not hold rank {rank}'s {what}")
+    return HeldShards(rank, order.generation, order.step, shards, alive, elsewhere, keeper)
+
+
+def _answer(keeper: Channel, kinds: str | tuple[str, ...], timeout_seconds: float) -> tuple[dict[str, Any], list[int]]:
+    """The next message of these kinds; others are late answers to what was not waited for."""
+    while True:
+        answer = keeper.receive(timeout_seconds)
+        if answer is None:
+            raise OSError("the keeper closed the connection")
+        if answer[0]["kind"] in kinds:
+            return answer
+
+
+def _content(fd: int) -> memoryview:
+    """The bytes of an anonymous file, which lives as long as they are used."""
+    try:
+        size = os.fstat(fd).st_size
+        return memoryview(mmap.mmap(fd, size)) if size else memoryview(bytearray())
+    finally:
+        os.close(fd)

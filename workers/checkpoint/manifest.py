@@ -8,7 +8,7 @@ Invariants:
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from workers.checkpoint.sealed import seal, unseal
@@ -162,6 +162,16 @@ def read_manifest(store: "Store", name: str) -> Manifest:
 
 def _fields(record: "Manifest | ShardRecord | TensorRecord") -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__slots__}
+
+
+def pack_shard(record: ShardRecord) -> bytes:
+    """A record as one keeper sends it to another."""
+    return seal(asdict(record))
+
+
+def unpack_shard(data: bytes, what: str) -> ShardRecord:
+    """Read it; CheckpointDamaged, in which `what` names it, if it is not as it was sent."""
+    return _shard(unseal(data, what), what)
 
 
 def _shards_problem(shards: Iterable[ShardRecord], world_size: int) -> str:
