@@ -13,12 +13,18 @@ from workers.keeper_messages import HeldSnapshot, Snapshotted
 from workers.messages import Command, SnapshotEvery
 
 
+def open_ledger(directory: Path) -> Ledger:
+    ledger = Ledger(directory / "ledger.jsonl")
+    ledger.append("coordinator", driver="d", resumed=False, pid=1)
+    return ledger
+
+
 def held(rank: int, step: int, copy_seconds: float) -> HeldSnapshot:
     return HeldSnapshot(rank=rank, generation=3, step=step, digest="", copy_seconds=copy_seconds, stall_seconds=0.01)
 
 
 def test_each_change_is_told_to_the_ranks_and_logged_with_its_inputs_and_kept_over_a_restart(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger = open_ledger(tmp_path)
     told: list[Command] = []
     pace = SnapshotPace(RecoveryConfig(), ledger, told.append)
     assert pace.steps == 10
@@ -34,7 +40,7 @@ def test_each_change_is_told_to_the_ranks_and_logged_with_its_inputs_and_kept_ov
 
 def test_a_snapshot_whose_costs_are_not_known_says_nothing_of_them(tmp_path: Path) -> None:
     told: list[Command] = []
-    pace = SnapshotPace(RecoveryConfig(), Ledger(tmp_path / "ledger.jsonl"), told.append)
+    pace = SnapshotPace(RecoveryConfig(), open_ledger(tmp_path), told.append)
     pace.pulse(a_pulse(0.0, step_seconds=(0.1, 0.1, 0.1)))
     pace.snapshotted(held(0, 10, 0.0), running=3)
     assert not told
