@@ -185,19 +185,26 @@ class Copier:
                 copy.asked_for.set()
                 copy.finished.set()
 
-        self._stream.follow()
-        if digests is not None:
-            with self._stream.active():
-                digests.take(lambda name: not plan.is_late(name))
-        copy_groups(0, plan.steady_from, self._alive)
-        self._stream.mark().hold()
-        late = plan.late(captured)
+        try:
+            self._stream.follow()
+            if digests is not None:
+                with self._stream.active():
+                    digests.take(lambda name: not plan.is_late(name))
+            copy_groups(0, plan.steady_from, self._alive)
+            self._stream.mark().hold()
+            late = plan.late(captured)
+            if beside and late:
+                copy.watch(_Watched(late, captured.steady))
+        except BaseException:
+            slot.release()
+            raise
         self._copy = copy
         if beside and late:
-            copy.watch(_Watched(late, captured.steady))
             self._on_thread(finish)
         else:
             finish(self._alive)
+            if copy.error is not None:
+                self.settle()
         copy.loop_goes_on()
 
     def settle(self) -> Copy | None:

@@ -366,6 +366,29 @@ def test_what_fails_in_the_copy_thread_is_raised_in_the_loop_and_leaves_the_slot
     assert {slot.state for slot in rig.keeper.slots} == {SlotState.FREE}
 
 
+@pytest.mark.parametrize("optimizer", [True, False])
+@pytest.mark.parametrize("fraction", [0.0, 0.5])
+def test_what_fails_at_the_boundary_is_raised_there_and_leaves_the_slot_free(
+    optimizer: bool, fraction: float, rig: Rig
+) -> None:
+    session = rig.session(save_every_steps=None)
+    model = Net()
+    adam = torch.optim.AdamW(model.parameters()) if optimizer else None
+    session.track(model=model, optimizer=adam, scheduler=None, data=None)
+    session.restore()
+    session.end_step()
+    fault = failpoint.Arm(id="bad", point="snapshot.copy", action="raise", when={"index_fraction": fraction})
+    failpoint.arm((fault,), rig.run_dir / "faults")
+    with pytest.raises(failpoint.InjectedError):
+        session.save_now(wait=True)
+    failpoint.arm((), rig.run_dir)
+    while rig.keeper.next_message() is not None:
+        pass
+    assert {slot.state for slot in rig.keeper.slots} == {SlotState.FREE}
+    with rig.answering([True]):
+        assert session.save_now(wait=True)
+
+
 def test_the_copy_gives_no_sign_of_life_for_the_loop_and_the_loop_gives_one_only_while_the_copy_advances(
     rig: Rig, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
