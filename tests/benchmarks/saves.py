@@ -28,6 +28,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -234,6 +235,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.rounds < 1 or (args.saves is not None and args.saves < 2):
         parser.error("--rounds has to be at least 1, and --saves at least 2")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that ranks and files are removed
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Ray prints to standard output too
     here = str(Path(__file__).parent)
