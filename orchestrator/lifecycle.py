@@ -150,7 +150,9 @@ class Lifecycle:
             logger.warning("lastgood: %s is passed over: %s", name, why)
             self.ledger.append("passed_over", checkpoint=name, reason=why)
         self.restore_failed, self._noticed_at = None, None
-        self.checkpoint = self.saves.restoring = record.parent
+        self.saves.restoring = record.parent
+        if record.source != "memory":  # else the newest checkpoint is still the one that it was
+            self.checkpoint = record.parent
         self.saves.generation_started(created.generations, record.world_size)
         self.budget.generation_started(record.restored_step)
         self.save_at_once.generation_started(record.number, record.restored_step)
@@ -239,7 +241,7 @@ class Lifecycle:
             await self._judge(failure)
 
     async def keeper_lost(self, keeper: str | None) -> None:
-        """With its node: it will not say that it has drained."""
+        """It will not say that it has drained."""
         if self._judging is not None and keeper is not None:
             await self.drained(keeper, self._judging.generation)
 

@@ -143,7 +143,7 @@ class SnapshotWriter:
             old, self._slots = self._slots, [Slot.create(image_bytes) for _ in range(self._orders.snapshot_slots)]
         for slot in old:
             slot.close()
-        self._send("slots", fds=tuple(slot.fd for slot in self._slots))
+        self._send("slots", fds=tuple(slot.fd for slot in self._slots), fresh=True)
 
     def reconnect_if_lost(self) -> None:
         """Notice that the keeper has died, and hand the slots to its successor once that listens; never waits."""
@@ -182,7 +182,7 @@ class SnapshotWriter:
             raise OSError("the keeper closed the connection")
         self._keeper = keeper
         if self._slots:
-            self._send("slots", fds=tuple(slot.fd for slot in self._slots))
+            self._send("slots", fds=tuple(slot.fd for slot in self._slots), fresh=False)
         else:
             self._slots = [Slot.from_fd(fd) for fd in answer[1]]
 
