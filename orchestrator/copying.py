@@ -17,6 +17,7 @@ from orchestrator.decide.save import Key
 from orchestrator.observe.ledger import Ledger, read_ledger
 from orchestrator.roster import KeeperRoster
 from workers.keeper_messages import CopyOrder, DropCopies, HeldSnapshot, KeeperJoined, ReleaseOrder, ShardCopied
+from workers.messages import RestoreOrder
 
 logger = logging.getLogger("lastgood")
 
@@ -153,16 +154,32 @@ class Copying:
             if (one.generation, one.step) == key and memory.where[one.rank] == keeper
         }
 
+    def from_copies(self, memory: MemorySet) -> list[int]:
+        """The ranks whose own keepers do not have their shards any more."""
+        own = self._keepers.places(memory.generation)
+        return [r for r, keeper in sorted(memory.where.items()) if r in own and self._keepers.at(own[r]) != keeper]
+
+    def restore_order(self, record: GenerationRecord, memory: MemorySet | None) -> RestoreOrder | None:
+        """What the ranks of that generation are told; `memory`: the set that it restores, if this coordinator knows."""
+        if record.parent_generation is None:
+            return None
+        generation, step, source = record.parent_generation, record.restored_step, record.source
+        if source != "memory":
+            return RestoreOrder(source="checkpoint", generation=generation, step=step, checkpoint=record.parent)
+        memory = memory or self.located(generation, step, record.world_size)
+        places = self.addresses(memory) if memory is not None else ()
+        return RestoreOrder(source="memory", generation=generation, step=step, checkpoint=record.parent, places=places)
+
     def addresses(self, memory: MemorySet) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
-        """Where ranks find its shards, as RestoreOrder.places has it; nothing if one keeper has them all."""
+        """Where ranks find its shards, as RestoreOrder.places has it."""
         keepers = {keeper.keeper: keeper for keeper in self._keepers.all()}
         found = {
             name: tuple(sorted(rank for rank, at in memory.where.items() if at == name))
             for name in sorted(set(memory.where.values()))
         }
-        if len(found) < 2 and len(keepers) < 2:
-            return ()
-        return tuple((keepers[name].host, keepers[name].port, ranks) for name, ranks in found.items())
+        return tuple(
+            (keepers[name].host, keepers[name].port, ranks) for name, ranks in found.items() if name in keepers
+        )
 
     def _usable(self, key: Key, records: Sequence[GenerationRecord]) -> bool:
         limits = {link.generation: link.step_max for link in chain(records)}

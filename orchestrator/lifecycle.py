@@ -34,7 +34,7 @@ from orchestrator.snapshot_pace import SnapshotPace
 from workers.data.course import BatchId
 from workers.errors import Fenced, LastgoodError, TrainingDiverged, TrainingFailed
 from workers.keeper_messages import EndGeneration
-from workers.messages import Finish, KillRank, RestoreOrder, StartRank
+from workers.messages import Finish, KillRank, StartRank
 
 logger = logging.getLogger("lastgood")
 
@@ -163,7 +163,7 @@ class Lifecycle:
         self.saves.restoring = record.parent
         self._memory, from_copies = None, []
         if record.source == "memory" and memory is not None:
-            self._memory, from_copies = memory, self._from_copies(memory)
+            self._memory, from_copies = memory, self.copying.from_copies(memory)
             self.keepers.moved(memory)
             self.saves.memory_taken(memory)
         else:  # in memory the newest checkpoint is still the one that it was
@@ -201,34 +201,9 @@ class Lifecycle:
     def _note_quarantine(self, checkpoint: str, reason: str) -> None:
         self.ledger.append("quarantine", checkpoint=checkpoint, reason=reason)
 
-    def _from_copies(self, memory: MemorySet) -> list[int]:
-        """The ranks whose own keepers do not have their shards any more."""
-        own = self.keepers.places(memory.generation)
-        return [r for r, keeper in sorted(memory.where.items()) if r in own and self.keepers.at(own[r]) != keeper]
-
-    def _restore_order(self) -> RestoreOrder | None:
-        record = self.record
-        if record is None or record.parent_generation is None:
-            return None
-        if record.source != "memory":
-            return RestoreOrder(
-                source="checkpoint",
-                generation=record.parent_generation,
-                step=record.restored_step,
-                checkpoint=record.parent,
-            )
-        memory = self._memory or self.copying.located(record.parent_generation, record.restored_step, record.world_size)
-        return RestoreOrder(
-            source="memory",
-            generation=record.parent_generation,
-            step=record.restored_step,
-            checkpoint=record.parent,
-            places=self.copying.addresses(memory) if memory is not None else (),
-        )
-
     def _start_ranks(self, decision: rv.StartRanks) -> None:
         members = self.rendezvous.members
-        restore = self._restore_order()
+        restore = self.copying.restore_order(self.record, self._memory) if self.record else None
         self.keepers.placed(decision.generation, {rank: member.joined.node for rank, member in members.items()})
         for rank, agent in enumerate(decision.agents):
             self.mail.post(

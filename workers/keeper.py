@@ -357,6 +357,8 @@ class Keeper:
             self._releases[order.generation] = order
             for memory in self._ranks.values():
                 memory.release(order)
+                if memory.generation < order.generation:
+                    memory.close_free()
 
     # ------------------------------------------------------------ writing
 

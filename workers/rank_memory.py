@@ -163,6 +163,12 @@ class RankMemory:
                 self.held.pop((slot.generation, slot.step), None)
                 self._free(slot)
 
+    def close_free(self) -> None:
+        """The rank is on another node now: what is free here is not used any more."""
+        for slot in [slot for slot in self.slots if slot.state is SlotState.FREE]:
+            self.slots.remove(slot)
+            slot.close()
+
     def make_room(self, releases: Mapping[int, ReleaseOrder]) -> bool:
         """Free the oldest slot that is spare: a snapshot that is due to be written has no other. False if none is."""
         spare = [

@@ -184,6 +184,20 @@ def test_a_rank_restores_on_another_node_from_its_own_keeper_and_from_copies(nod
     beside_the_copy.close()
 
 
+def test_a_large_shard_is_brought_in_blocks(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.checkpoint.held.BRING_BYTES_MAX", 1000)
+    nodes.snapshot(10)
+    moved = nodes.rank(0, 2, generation=2)
+    shards = nodes.fetch(moved, 10, 0, 1, 2)
+    record = shards.manifest(3).shards[0]
+    slot = next(slot for slot in nodes.ranks[0].slots if slot.step == 10)
+    assert bytes(shards.whole(record)) == bytes(slot.image[: record.bytes])
+    assert record.bytes > 4000
+    assert values(nodes, shards, 0, 0) == 10.0
+    shards.close()
+    moved.close()
+
+
 def test_a_shard_that_cannot_be_had_is_an_error_and_no_other_shard_takes_its_place(nodes: Nodes) -> None:
     nodes.snapshot(10)
     rank = nodes.rank(0, 0, generation=2)
@@ -308,6 +322,21 @@ def test_spare_memory_is_free_once_it_is_not_spare_any_more(nodes: Nodes) -> Non
     assert [slot.step for slot in nodes.ranks[0].slots if slot.state is SlotState.FREE] == [0]
     nodes.link(0).command(ReleaseOrder(generation=1, upto_step=12, keep=(12,)))
     assert len([slot for slot in nodes.ranks[0].slots if slot.state is SlotState.FREE]) == 2
+
+
+def test_the_memory_of_a_rank_that_has_moved_is_given_back(nodes: Nodes) -> None:
+    nodes.snapshot(10)
+    nodes.ranks[0].close()
+    memory = nodes.keepers[0]._ranks[0]
+    nodes.link(0).command(ReleaseOrder(generation=1, upto_step=99, keep=(10,)))
+    assert len(memory.slots) == 3
+    nodes.link(0).command(ReleaseOrder(generation=2, upto_step=4, keep=(4,)))
+    assert [slot.step for slot in memory.slots] == [10]
+    nodes.link(0).command(ReleaseOrder(generation=1, upto_step=99, keep=()))
+    nodes.link(0).command(ReleaseOrder(generation=2, upto_step=6, keep=(6,)))
+    assert memory.slots == []
+    nodes.ranks[0] = nodes.rank(0, 0, generation=3)
+    assert nodes.ranks[0].slots == []
 
 
 def test_when_a_generation_ends_its_copies_stop_coming_and_those_that_are_there_stay(nodes: Nodes) -> None:

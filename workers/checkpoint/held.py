@@ -22,6 +22,7 @@ from workers.errors import CheckpointDamaged
 from workers.messages import RestoreOrder
 from workers.wire import Channel
 
+BRING_BYTES_MAX = 256 << 20
 _ANSWER_SECONDS = 120.0
 _PART_SECONDS = 120.0
 
@@ -102,6 +103,17 @@ class HeldShards:
         self._shards = {}
 
     def _bring(self, shard: ShardRecord, start: int, stop: int) -> memoryview:
+        """From another keeper; what is large comes in blocks, so that neither keeper needs memory for all of it."""
+        if stop - start <= BRING_BYTES_MAX:
+            return self._bring_block(shard, start, stop)
+        content = memoryview(mmap.mmap(-1, stop - start))
+        for first in range(start, stop, BRING_BYTES_MAX):
+            self._alive()
+            last = min(first + BRING_BYTES_MAX, stop)
+            content[first - start : last - start] = self._bring_block(shard, first, last)
+        return content
+
+    def _bring_block(self, shard: ShardRecord, start: int, stop: int) -> memoryview:
         assert self._keeper is not None
         self._keeper.send("part", rank=shard.rank, start=start, stop=stop)
         message, fds = _answer(self._keeper, "part", _PART_SECONDS)
