@@ -38,7 +38,8 @@ from workers.messages import Finish, KillRank, RestoreOrder, StartRank
 logger = logging.getLogger("lastgood")
 
 _SETTLE_SECONDS = 5.0
-_DRAIN_SECONDS = 5.0
+_DRAIN_SECONDS = 5.0  # a keeper that is there may have to digest what the dead ranks had told it
+_NO_KEEPER_SECONDS = 1.0
 _RETRY_SECONDS = 2.0
 
 
@@ -231,7 +232,8 @@ class Lifecycle:
         self._judging = failure
         self.keepers.await_drained()
         self.keepers.post_all(EndGeneration(generation=failure.generation))
-        asyncio.get_running_loop().call_later(_DRAIN_SECONDS, self.put, DrainOverdue(failure.generation))
+        seconds = _DRAIN_SECONDS if self.keepers.all() else _NO_KEEPER_SECONDS
+        asyncio.get_running_loop().call_later(seconds, self.put, DrainOverdue(failure.generation))
 
     async def drained(self, keeper: str | None, generation: int) -> None:
         """A keeper (None: time) says that the generation's ranks have nothing more to tell."""
