@@ -114,6 +114,10 @@ class Stage:
 
     async def fail(self, generation: int) -> None:
         """Rank 0 dies, its peer is killed, and fresh ranks are ready."""
+        await self.die(generation)
+        self.put(*(RankReady(agent=f"a{rank}", store_port=1) for rank in range(WORLD)))
+
+    async def die(self, generation: int) -> None:
         for rank in range(WORLD):
             self.put(
                 RankExited(
@@ -123,7 +127,6 @@ class Stage:
         await self.posted_to("k", EndGeneration, generation)
         self.put(GenerationDrained(keeper="k", generation=generation))
         await self.entry("failure", generation)
-        self.put(*(RankReady(agent=f"a{rank}", store_port=1) for rank in range(WORLD)))
 
     async def restored(self, generation: int) -> RestoreOrder | None:
         return (await self.posted_to("a0", StartRank, generation)).restore
@@ -168,8 +171,9 @@ def test_the_newest_set_is_restored_without_waiting_for_its_save_and_the_checkpo
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("judged", [False, True])
 def test_a_coordinator_that_comes_back_after_the_failure_restores_what_the_keepers_tell(
-    stage: Callable[[], Stage],
+    stage: Callable[[], Stage], judged: bool
 ) -> None:
     async def after() -> None:
         run = stage()
@@ -196,8 +200,9 @@ def test_a_coordinator_that_comes_back_after_the_failure_restores_what_the_keepe
                     exited=RankExited(agent=agent, generation=1, **exited),
                 )
             )
-        await run.posted_to("k", EndGeneration, 1)
-        run.put(GenerationDrained(keeper="k", generation=1))
+        if not judged:
+            await run.posted_to("k", EndGeneration, 1)
+            run.put(GenerationDrained(keeper="k", generation=1))
         assert await run.restored(2) == RestoreOrder(source="memory", generation=1, step=26, checkpoint=None)
         assert [one.step for _, one in run.posted if isinstance(one, PersistOrder)][-2:] == [26, 26]
 
@@ -206,6 +211,8 @@ def test_a_coordinator_that_comes_back_after_the_failure_restores_what_the_keepe
         run.begin()
         await run.restored(1)
         await run.save(20)
+        if judged:
+            await run.die(1)
 
     asyncio.run(before())
     asyncio.run(after())
