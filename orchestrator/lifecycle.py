@@ -39,7 +39,8 @@ from workers.messages import Finish, KillRank, StartRank
 logger = logging.getLogger("lastgood")
 
 _SETTLE_SECONDS = 5.0
-_DRAIN_SECONDS = 5.0
+_DRAIN_SECONDS = 5.0  # a keeper that is there may have to digest what the dead ranks had told it
+_NO_KEEPER_SECONDS = 1.0
 _RETRY_SECONDS = 2.0
 _SILENT_SECONDS = 20.0
 """How long to wait for a keeper to say what it holds; the node of one that never does may be lost."""
@@ -234,7 +235,8 @@ class Lifecycle:
         self.copying.generation_ending()
         self._draining_since = time.monotonic()
         self.keepers.post_all(EndGeneration(generation=failure.generation))
-        asyncio.get_running_loop().call_later(_DRAIN_SECONDS, self.put, DrainOverdue(failure.generation))
+        seconds = _DRAIN_SECONDS if self.keepers.all() else _NO_KEEPER_SECONDS
+        asyncio.get_running_loop().call_later(seconds, self.put, DrainOverdue(failure.generation))
 
     async def drained(self, keeper: str | None, generation: int) -> None:
         """A keeper (None: time) says that the generation's ranks have nothing more to tell."""
