@@ -14,6 +14,7 @@ Signs of life come from the loop's thread alone: while it waits for a copy, as l
 import threading
 import time
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from queue import SimpleQueue
 from typing import Any
 
@@ -31,6 +32,9 @@ _GROUP_BYTES_MAX = 8 << 20
 _GROUP_TENSORS_MAX = 256
 _GROUPS_MIN = 8
 _POLL_SECONDS = 0.1
+_VERSION = attrgetter("_version")
+
+_Look = tuple[list[int], list[int], list[int]]
 
 BeforeGroup = Callable[[int, int], None]
 """Called before each group of tensors with how many were copied, and how many there are."""
@@ -53,11 +57,13 @@ class Copy:
         self.asked_for = threading.Event()
         self.finished = threading.Event()
         self._stall: tuple[float, float | None] = (0.0, began_at)
-        self._watched: _Watched | None = None
+        self._watched: list[_Watched] = []
         self._mark: Mark | None = None
         self._lock = threading.Lock()
 
-    def watch(self, tensors: "_Watched") -> None:
+    def watch(self, tensors: "list[_Watched]") -> None:
+        for each in tensors:
+            each.begin()
         self._watched = tensors
 
     @property
@@ -90,9 +96,8 @@ class Copy:
 
     def _verify(self) -> None:
         with self._lock:
-            if self._watched is not None:
-                self.changed = self._watched.changed()
-                self._watched = None  # from here on they may change
+            self.changed += [name for each in self._watched for name in each.changed()]
+            self._watched = []  # from here on they may change
 
 
 class _Watched:
@@ -102,17 +107,24 @@ class _Watched:
     """
 
     def __init__(self, stored: dict[str, torch.Tensor], live: Mapping[str, torch.Tensor]) -> None:
-        self._stored = stored
+        self._names = list(stored)
+        self._stored = list(stored.values())
         self._live = [live[name] for name in stored]
+        self._before: _Look = ([], [], [])
+
+    def begin(self) -> None:
         self._before = self._look()
 
     def changed(self) -> list[str]:
-        now = zip(self._stored, self._before, self._look(), strict=True)
-        return [name for name, before, after in now if before != after]
+        now = self._look()
+        if now == self._before:
+            return []
+        pairs = zip(self._names, zip(*self._before, strict=True), zip(*now, strict=True), strict=True)
+        return [name for name, before, after in pairs if before != after]
 
-    def _look(self) -> list[tuple[int, int, int]]:
-        both = zip(self._stored.values(), self._live, strict=True)
-        return [(stored._version, stored.data_ptr(), live._version) for stored, live in both]
+    def _look(self) -> "_Look":
+        versions = [*map(_VERSION, self._stored)], [*map(_VERSION, self._live)]
+        return (*versions, [*map(torch.Tensor.data_ptr, self._stored)])
 
 
 class Copier:
@@ -192,14 +204,13 @@ class Copier:
                     digests.take(lambda name: not plan.is_late(name))
             copy_groups(0, plan.steady_from, self._alive)
             self._stream.mark().hold()
-            late = plan.late(captured)
-            if beside and late:
-                copy.watch(_Watched(late, captured.steady))
+            watched = plan.watched(captured) if beside else []
+            copy.watch(watched)
         except BaseException:
             slot.release()
             raise
         self._copy = copy
-        if beside and late:
+        if watched:
             self._on_thread(finish)
         else:
             finish(self._alive)
@@ -301,9 +312,14 @@ class _Plan:
         early = [at for at, named in enumerate(in_order) if named.name not in self._late]
         sizes = [named.tensor.nbytes for named in in_order]
         tensors_max = max(1, min(_GROUP_TENSORS_MAX, -(-self.total // _GROUPS_MIN)))
-        self.groups = _grouped(early, sizes, tensors_max)
-        self.steady_from = len(self.groups)
-        self.groups += _grouped(late, sizes, tensors_max)
+        self._early_groups = _grouped(early, sizes, tensors_max)
+        late_groups = _grouped(late, sizes, tensors_max)
+        self.groups = self._early_groups + late_groups
+        self.steady_from = len(self._early_groups)
+        # These stay the same objects for as long as `steady` does.
+        self._late_sources = [[in_order[at].tensor for at in group] for group in late_groups]
+        self._stored = {in_order[at].name: in_order[at].tensor for at in late}
+        self._watched = _Watched(self._stored, captured.steady)
 
     def holds(self, layout: ImageLayout, steady: Mapping[str, torch.Tensor], unsteady: frozenset[str]) -> bool:
         return layout is self.layout and steady is self._steady and unsteady is self._unsteady
@@ -313,16 +329,18 @@ class _Plan:
         return name in self._late
 
     def sources(self, captured: CapturedState) -> list[list[torch.Tensor]]:
-        in_order = [captured.tensors[at].tensor for at in self.layout.order]
-        return [[in_order[at] for at in group] for group in self.groups]
+        """What is to be copied, in groups."""
+        tensors, order = captured.tensors, self.layout.order
+        return [[tensors[order[at]].tensor for at in group] for group in self._early_groups] + self._late_sources
 
-    def late(self, captured: CapturedState) -> dict[str, torch.Tensor]:
-        """All that is read beside the next step, by name."""
-        order = self.layout.order
-        late = [captured.tensors[order[at]] for group in self.groups[self.steady_from :] for at in group]
+    def watched(self, captured: CapturedState) -> list[_Watched]:
+        """All that is read beside the next step; none if nothing is."""
+        found = [self._watched] if self._stored else []
         if captured.digests is not None:
-            late += captured.digests.tensors(self.is_late)
-        return {named.name: named.tensor for named in late}
+            read = {each.name: each.tensor for each in captured.digests.tensors(self.is_late)}
+            if others := {name: tensor for name, tensor in read.items() if name not in self._stored}:
+                found.append(_Watched(others, captured.steady))
+        return found
 
 
 def _grouped(places: list[int], sizes: list[int], tensors_max: int) -> list[list[int]]:

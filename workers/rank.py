@@ -69,11 +69,7 @@ def _run(agent: Channel, page: HeartbeatPage, payload_fd: int) -> int:
     session = Session(orders, agent=agent, page=page, device=device, config=config)
     page.beat(phase="building")
     with run_as_current(session):
-        try:
-            loop(config) if inspect.signature(loop).parameters else loop()
-        except BaseException:
-            session.close()  # what is being copied may be the newest state there is
-            raise
+        loop(config) if inspect.signature(loop).parameters else loop()
         session.finish()
     return 0
 

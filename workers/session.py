@@ -63,6 +63,7 @@ def run_as_current(session: "Session") -> Iterator[None]:
         yield
     finally:
         _current = None
+        session._saver.close()  # if the loop has failed, what is being copied may be the newest state there is
 
 
 class Session:
@@ -391,14 +392,10 @@ class Session:
             )
         elif (self._orders.save_at_end or self._save_due) and not self._in_accumulation:
             self._commit_last_step()
-        self.close()
+        self._saver.close()
         if self._loader is not None:
             self._loader.close()
         self._agent.send("finished", step=self.step, metrics=self._metrics, protected=missing is None)
-
-    def close(self) -> None:
-        """The loop has ended, in whatever way: what is being copied is finished."""
-        self._saver.close()
 
     def _uncalled(self) -> str | None:
         """The first call without which nothing was saved, None if the loop made them all."""

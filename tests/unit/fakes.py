@@ -228,7 +228,7 @@ class Rig:
 
     def close(self) -> None:
         for session in self._sessions:
-            session.close()
+            session._saver.close()
         self.agent.close()
         self.keeper.die()
 

@@ -22,7 +22,7 @@ from workers import failpoint
 from workers.checkpoint.header import parse_header
 from workers.checkpoint.slots import Slot, SlotState
 from workers.overlap import Copy
-from workers.session import Session
+from workers.session import Session, run_as_current
 from workers.state.identity import Identity
 
 BATCH = 4
@@ -428,7 +428,8 @@ def test_a_copy_that_is_in_flight_when_the_loop_fails_is_finished(rig: Rig, held
     finish_step(training)
     held.next_copy(training.session)
     next(training.batches)
-    training.session.close()
+    with pytest.raises(RuntimeError, match="the loop"), run_as_current(training.session):
+        raise RuntimeError("the loop")
     assert rig.keeper.snapshot_steps() == [1]
     training.backward()
     training.step()  # nothing holds it back any more

@@ -103,6 +103,10 @@ def rename_parameter(run: Run) -> None:
     run.model.head.weights = run.model.head._parameters.pop("weight")
 
 
+def rename_last_parameter(run: Run) -> None:
+    run.model.head.biases = run.model.head._parameters.pop("bias")
+
+
 def tie(run: Run) -> None:
     run.model.head.weight = run.model.embedding.weight
 
@@ -131,6 +135,11 @@ def state_replaced(run: Run) -> None:
 
 def state_moves_to_another_parameter(run: Run) -> None:
     run.optimizer.state[run.model.square.bias]["extra"] = run.of_square.pop("exp_avg_sq")
+
+
+def state_moves_to_the_neighbour(run: Run) -> None:
+    """In the same order as before, all in all."""
+    run.of_square["extra"] = run.optimizer.state[run.model.square.bias].pop("step")
 
 
 def state_gets_a_number(run: Run) -> None:
@@ -163,8 +172,24 @@ def replace_average(run: Run) -> None:
 
 CHANGES: list[Callable[[Run], None]] = [
     *(replace_parameter, grow_embedding, other_memory, other_strides, other_dtype, resized, add_module, swap_modules),
-    *(add_buffer, make_buffer_transient, rename_parameter, tie, add_group, move_between_groups, state_appears),
-    *(state_goes, state_replaced, state_moves_to_another_parameter, state_gets_a_number, state_gets_a_list),
+    *(
+        add_buffer,
+        make_buffer_transient,
+        rename_parameter,
+        rename_last_parameter,
+        tie,
+        add_group,
+        move_between_groups,
+        state_appears,
+    ),
+    *(
+        state_goes,
+        state_replaced,
+        state_moves_to_another_parameter,
+        state_moves_to_the_neighbour,
+        state_gets_a_number,
+        state_gets_a_list,
+    ),
     *(load_optimizer, load_model, assign_average, change_rate, replace_average),
 ]
 
