@@ -118,7 +118,11 @@ class LastgoodGroup:
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._fit, daemon=True)
         self._thread.start()
-        self.ranks = Ranks(self._listener, name, number, self._problem)
+        try:
+            self.ranks = Ranks(self._listener, name, number, self._problem)
+        except RanksFailed:
+            self._listener.close()
+            raise
 
     @property
     def verifies(self) -> bool:
@@ -156,7 +160,9 @@ class LastgoodGroup:
             self._error = error
 
     def _problem(self) -> str | None:
-        return None if self._thread.is_alive() else f"the run has ended: {self._error}"
+        if self._thread.is_alive():
+            return None
+        return f"the run has ended: {type(self._error).__name__}: {str(self._error).strip().splitlines()[-1:]}"
 
     def _entries(self, kind: str, holds: Any, number: int) -> list[dict[str, Any]]:
         """The ledger is written right after what it tells of."""
