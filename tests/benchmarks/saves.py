@@ -38,7 +38,7 @@ from typing import Any
 import ray
 import saves_table
 from saves_floors import floors, floors_again
-from saves_lastgood import SLOTS, WAYS, LastgoodGroup, missing_settings
+from saves_lastgood import SLOTS, WAYS, LastgoodGroup
 from saves_peers import peers
 from saves_ranks import Group, PlainGroup, RanksFailed, pss_bytes, with_peak
 from saves_table import Results
@@ -71,8 +71,6 @@ class Bench:
         self.state_bytes = 0
         for name in arms:
             self.results[name] = Results(name, PLAIN[name].fsyncs if name in PLAIN else True)
-            if name in WAYS and (missing := missing_settings(name)):
-                self.results[name].problem = f"RecoveryConfig has no {', '.join(missing)}"
 
     def running(self, sitting: list[str], rotation: int = 0) -> list[str]:
         """Each round begins with another one, so that none always follows the same."""

@@ -7,7 +7,7 @@ memory is that of a generation which follows a killed rank. Saves alone are meas
 import contextlib
 import threading
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,6 @@ WAYS = {
     "lastgood-unverified": Way({"verify_saves": False}),
     "lastgood-synchronous": Way(announced=False),
 }
-SETTINGS = {one.name for one in fields(RecoveryConfig)}
-
-
-def missing_settings(name: str) -> list[str]:
-    """What this arm needs and RecoveryConfig does not have."""
-    return sorted(WAYS[name].recovery.keys() - SETTINGS)
 
 
 def loop(config: dict[str, Any]) -> None:
@@ -93,7 +87,6 @@ class LastgoodGroup:
         self._name = name
         self._number = number
         self._listener = Listener(str(scratch / f"{name}.s"))
-        saves_alone = {"snapshot_every_steps": None} if "snapshot_every_steps" in SETTINGS else {}
         self.run_dir = directory / "runs" / name
         self._trainer = SupervisedTrainer(
             loop,
@@ -111,7 +104,7 @@ class LastgoodGroup:
                 save_at_end=False,
                 keep_last=1,
                 snapshot_slots=SLOTS,
-                **saves_alone,
+                snapshot_every_steps=None,
                 **WAYS[name].recovery,
             ),
         )
