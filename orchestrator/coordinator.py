@@ -377,6 +377,7 @@ class Coordinator:
             return
         if replaces_another:
             self._saves.keeper_lost(self._crew.ranks_on(event.node))
+            await self._life.keeper_lost(event.keeper)
         self._resume_saves()
         await self._life.create_generation()
 

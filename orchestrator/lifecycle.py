@@ -38,7 +38,8 @@ from workers.messages import Finish, KillRank, RestoreOrder, StartRank
 logger = logging.getLogger("lastgood")
 
 _SETTLE_SECONDS = 5.0
-_DRAIN_SECONDS = 5.0
+_DRAIN_SECONDS = 5.0  # a keeper that is there may have to digest what the dead ranks had told it
+_NO_KEEPER_SECONDS = 1.0
 _RETRY_SECONDS = 2.0
 
 
@@ -150,7 +151,9 @@ class Lifecycle:
             logger.warning("lastgood: %s is passed over: %s", name, why)
             self.ledger.append("passed_over", checkpoint=name, reason=why)
         self.restore_failed, self._noticed_at = None, None
-        self.checkpoint = self.saves.restoring = record.parent
+        self.saves.restoring = record.parent
+        if record.source != "memory":  # else the newest checkpoint is still the one that it was
+            self.checkpoint = record.parent
         self.saves.generation_started(created.generations, record.world_size)
         self.budget.generation_started(record.restored_step)
         self.save_at_once.generation_started(record.number, record.restored_step)
@@ -229,7 +232,8 @@ class Lifecycle:
         self._judging = failure
         self.keepers.await_drained()
         self.keepers.post_all(EndGeneration(generation=failure.generation))
-        asyncio.get_running_loop().call_later(_DRAIN_SECONDS, self.put, DrainOverdue(failure.generation))
+        seconds = _DRAIN_SECONDS if self.keepers.all() else _NO_KEEPER_SECONDS
+        asyncio.get_running_loop().call_later(seconds, self.put, DrainOverdue(failure.generation))
 
     async def drained(self, keeper: str | None, generation: int) -> None:
         """A keeper (None: time) says that the generation's ranks have nothing more to tell."""
@@ -239,7 +243,7 @@ class Lifecycle:
             await self._judge(failure)
 
     async def keeper_lost(self, keeper: str | None) -> None:
-        """With its node: it will not say that it has drained."""
+        """It will not say that it has drained."""
         if self._judging is not None and keeper is not None:
             await self.drained(keeper, self._judging.generation)
 

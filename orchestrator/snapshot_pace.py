@@ -30,7 +30,9 @@ class SnapshotPace:
         self._cadence.steps_took(event.step_seconds)
 
     def snapshotted(self, held: HeldSnapshot, running: int) -> None:
-        """`running`: the generation that runs."""
+        """`running`: the generation that runs. A snapshot that was handed over to another keeper has no costs."""
+        if not held.copy_seconds:
+            return
         change = self._cadence.copied(held.generation, held.step, held.copy_seconds)
         if change is not None:
             self._ledger.append("snapshot_every", generation=running, **asdict(change))

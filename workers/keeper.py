@@ -155,7 +155,7 @@ class Keeper:
         match message["kind"]:
             case "slots":
                 with self._lock:
-                    found = memory.adopt([Slot.from_fd(fd) for fd in fds])
+                    found = memory.adopt([Slot.from_fd(fd) for fd in fds], fresh=message["fresh"])
                 for held in found:
                     memory.work(partial(self._digest, memory, held))
             case "snapshot":
@@ -182,7 +182,6 @@ class Keeper:
         with self._lock:
             known = memory.is_known(held)
         try:
-            failpoint.hit("snapshot.digest", **self._context(memory, held.key))
             if not known:
                 held.read()
         except CheckpointDamaged as error:

@@ -111,9 +111,9 @@ class RankMemory:
         held.copy_seconds, held.stall_seconds = float(message["copy_seconds"]), float(message["stall_seconds"])
         return held
 
-    def adopt(self, slots: list[Slot]) -> list[Held]:
-        """Take over the slots that a rank made, or that it had from a keeper that died; what lies complete in them, to
-        be read."""
+    def adopt(self, slots: list[Slot], *, fresh: bool) -> list[Held]:
+        """Take over the slots that a rank has made (`fresh`), or had from a keeper that died; what lies complete in
+        these, to be read. What a rank puts into fresh ones meanwhile it tells of itself."""
         if slots and {slot.memory_id for slot in slots} == {slot.memory_id for slot in self.slots}:
             for slot in slots:
                 slot.close()
@@ -128,7 +128,7 @@ class RankMemory:
         return [
             self._await(Held(rank=self.rank, key=(slot.generation, slot.step), slot=slot, at=time.time(), durable=True))
             for slot in slots
-            if slot.state is SlotState.COMPLETE
+            if slot.state is SlotState.COMPLETE and not fresh
         ]
 
     def digested(self, held: Held) -> None:

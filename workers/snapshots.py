@@ -202,7 +202,7 @@ class SnapshotWriter:
         for slot in old:
             self._copier.forget(slot)
             slot.close()
-        self._send("slots", fds=tuple(slot.fd for slot in self._slots))
+        self._send("slots", fds=tuple(slot.fd for slot in self._slots), fresh=True)
 
     def reconnect_if_lost(self) -> None:
         """Notice that the keeper has died, and hand the slots to its successor once that listens; never waits."""
@@ -241,7 +241,7 @@ class SnapshotWriter:
             raise OSError("the keeper closed the connection")
         self._keeper = keeper
         if self._slots:
-            self._send("slots", fds=tuple(slot.fd for slot in self._slots))
+            self._send("slots", fds=tuple(slot.fd for slot in self._slots), fresh=False)
         else:
             self._slots = [Slot.from_fd(fd) for fd in answer[1]]
 

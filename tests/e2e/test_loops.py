@@ -27,7 +27,7 @@ def train_twice(
     `kills` maps the step to the one that has to be restored.
     """
     # Slots for every save before the kill: none is skipped, however slow the disk is.
-    protection: dict[str, Any] = {"ranks": ranks, "snapshot_slots": 4}
+    protection: dict[str, Any] = {"ranks": ranks, "snapshot_slots": 4, "snapshot_every_steps": None}
     calm = harness.trainer(tmp_path, "calm", loop, **protection).fit().run_dir
     arms = [
         Arm(id=f"kill-{step}", point="step.end", when={"rank": ranks - 1, "step": step, "generation": number})

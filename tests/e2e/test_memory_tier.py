@@ -52,11 +52,13 @@ def test_a_rank_that_is_killed_between_saves_goes_on_from_memory_and_that_state_
         )
     )
     run_dir = run.trainer.run_dir
-    run.status_when(lambda status: status["generation"] == 2 and status["step"] > KILLED)
-    assert origins(run_dir) == [("fresh", 0), ("memory", NEWEST)]
-    assert {entry["step"] for entry in entries(run_dir, "restored") if entry["source"] == "memory"} == {NEWEST}
-    assert not commits_of(run_dir, NEWEST)
-    failpoint.release("slow", run_dir / "faults")
+    try:
+        run.status_when(lambda status: status["generation"] == 2 and status["step"] > KILLED, 120)
+        assert origins(run_dir) == [("fresh", 0), ("memory", NEWEST)]
+        assert {entry["step"] for entry in entries(run_dir, "restored") if entry["source"] == "memory"} == {NEWEST}
+        assert not commits_of(run_dir, NEWEST)
+    finally:
+        failpoint.release("slow", run_dir / "faults")
     run.result()
     (commit,) = commits_of(run_dir, NEWEST)
     assert commit["seq"] > entries(run_dir, "first_step")[-1]["seq"], "the next generation was running"
@@ -78,7 +80,7 @@ def test_the_coordinator_dies_right_after_the_failure(tmp_path: Path, reference:
 
 def test_with_the_keeper_and_all_ranks_dead_the_newest_checkpoint_is_restored(tmp_path: Path, reference: Path) -> None:
     run = Run(trainer(tmp_path, "keeper"))
-    status = run.status_when(lambda status: status["step"] >= KILLED)
+    status = run.status_when(lambda status: status["step"] >= KILLED, 120)
     (keeper,) = status["keepers"]
     for rank in status["ranks"]:
         kill(rank["pid"], signal.SIGSTOP)  # so that none hands its slots to the next keeper
@@ -95,7 +97,7 @@ def test_a_bit_that_flips_in_memory_is_noticed_and_the_newest_checkpoint_restore
 ) -> None:
     run = Run(trainer(tmp_path, "flipped", hang_seconds_min=None))
     run_dir = run.trainer.run_dir
-    status = run.status_when(lambda status: status["step"] >= KILLED)
+    status = run.status_when(lambda status: status["step"] >= KILLED, 120)
     for rank in status["ranks"]:
         kill(rank["pid"], signal.SIGSTOP)
     (keeper,) = status["keepers"]

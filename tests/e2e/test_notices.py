@@ -23,8 +23,11 @@ def the_notice(run_dir: Path) -> dict[str, Any]:
     assert failure["detail"]["reason"] == notice["reason"]
     saved = failure["detail"]["saved_step"]
     assert saved in {order["step"] for order in entries(run_dir, "save_ordered")}
-    assert [commit["step"] for commit in entries(run_dir, "commit")] == [saved, harness.STEPS]
-    assert entries(run_dir, "generation")[1]["restored_step"] == saved
+    committed = [commit["step"] for commit in entries(run_dir, "commit")]
+    assert (committed[0], committed[-1]) == (saved, harness.STEPS)
+    restored = entries(run_dir, "generation")[1]["restored_step"]
+    assert restored >= saved, "a newer snapshot may have stayed in memory"
+    assert set(committed[1:-1]) <= {restored}
     return notice
 
 

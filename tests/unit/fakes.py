@@ -363,10 +363,10 @@ class RankEnd:
         for slot in self.slots:
             slot.close()
         self.slots = [Slot.create(image_bytes) for _ in range(count)]
-        self.hand_over()
+        self.hand_over(fresh=True)
 
-    def hand_over(self) -> None:
-        self.channel.send("slots", fds=tuple(slot.fd for slot in self.slots))
+    def hand_over(self, *, fresh: bool = False) -> None:
+        self.channel.send("slots", fds=tuple(slot.fd for slot in self.slots), fresh=fresh)
 
     def snapshot(self, step: int, *, value: float = 1.0, durable: bool = True) -> Slot:
         """Fill a free slot and say so."""

@@ -131,6 +131,7 @@ def create(archive: RunArchive, *, skip: set[BatchId], driver: str = "d") -> tup
         world_size=2,
         skip=skip,
         suspects={},
+        memory=None,
         on_quarantine=lambda name, reason: None,
     )
     return created.record.skip

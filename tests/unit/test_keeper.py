@@ -381,7 +381,7 @@ def test_a_snapshot_is_told_of_once_it_is_digested_and_kept_until_then(
     assert node.link.told(Snapshotted) == []
     opened.set()
     node.link.wait_for(SnapshotSkipped)
-    assert {type(event) for event in node.link._events} == {Snapshotted}, "in the order of the rank"
+    assert [type(event) for event in node.link._events] == [Snapshotted], "in the order of the rank"
     rank.close()
 
 
