@@ -138,8 +138,10 @@ def state_moves_to_another_parameter(run: Run) -> None:
 
 
 def state_moves_to_the_neighbour(run: Run) -> None:
-    """In the same order as before, all in all."""
-    run.of_square["extra"] = run.optimizer.state[run.model.square.bias].pop("step")
+    """All in all there are the same keys and values, in the same order."""
+    del run.of_square["step"]
+    run.state.capture(PROGRESS, IDENTITY)
+    run.of_square["step"] = run.optimizer.state[run.model.square.bias].pop("step")
 
 
 def state_gets_a_number(run: Run) -> None:
