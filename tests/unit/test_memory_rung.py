@@ -38,6 +38,7 @@ class Stage:
     def __init__(self, run_dir: Path, posted: list[tuple[str, Command]]) -> None:
         self.run_dir = run_dir
         self.posted = posted
+        self.held: list[HeldSnapshot] = []
         self.coordinator = Coordinator(
             CoordinatorConfig(
                 run="r",
@@ -97,6 +98,7 @@ class Stage:
     def snapshot(self, step: int, *, durable: bool) -> None:
         for rank in range(WORLD):
             held = HeldSnapshot(rank=rank, generation=1, step=step, digest=f"{step}", durable=durable)
+            self.held = [*(one for one in self.held if one.step == step), held]  # older ones are released
             self.put(Snapshotted(keeper="k", snapshot=held))
 
     async def save(self, step: int) -> None:
@@ -125,7 +127,7 @@ class Stage:
                 )
             )
         await self.posted_to("k", EndGeneration, generation)
-        self.put(GenerationDrained(keeper="k", generation=generation))
+        self.put(GenerationDrained(keeper="k", generation=generation, held=tuple(self.held)))
         await self.entry("failure", generation)
 
     async def restored(self, generation: int) -> RestoreOrder | None:
@@ -156,7 +158,9 @@ def test_the_newest_set_is_restored_without_waiting_for_its_save_and_the_checkpo
         await run.save(20)
         run.snapshot(26, durable=False)
         await run.fail(1)
-        assert await run.restored(2) == RestoreOrder(source="memory", generation=1, step=26, checkpoint=None)
+        assert await run.restored(2) == RestoreOrder(
+            source="memory", generation=1, step=26, checkpoint=None, places=(("", 0, (0, 1)),)
+        )
         assert [one.step for _, one in run.posted if isinstance(one, PersistOrder)] == [20, 20, 26, 26]
         run.put(RestoreFailed(agent="a0", generation=2, reason="rank 0's snapshot is damaged"))
         failed = {"rank": 0, "generation": 1, "step": 26, "attempt": 1, "error": "other bytes", "transient": False}
@@ -202,8 +206,10 @@ def test_a_coordinator_that_comes_back_after_the_failure_restores_what_the_keepe
             )
         if not judged:
             await run.posted_to("k", EndGeneration, 1)
-            run.put(GenerationDrained(keeper="k", generation=1))
-        assert await run.restored(2) == RestoreOrder(source="memory", generation=1, step=26, checkpoint=None)
+            run.put(GenerationDrained(keeper="k", generation=1, held=held))
+        assert await run.restored(2) == RestoreOrder(
+            source="memory", generation=1, step=26, checkpoint=None, places=(("", 0, (0, 1)),)
+        )
         assert [one.step for _, one in run.posted if isinstance(one, PersistOrder)][-2:] == [26, 26]
 
     async def before() -> None:
