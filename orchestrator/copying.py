@@ -117,6 +117,7 @@ class Copying:
     def rebuild(self, records: Sequence[GenerationRecord], keepers: Sequence[KeeperJoined]) -> None:
         """After the coordinator's restart: what is copied, by the word of the keepers."""
         held = {keeper.keeper: (*keeper.snapshots, *keeper.copies) for keeper in keepers}
+        self._holdings = {keeper: list(snapshots) for keeper, snapshots in held.items()}
         worlds = {record.number: record.world_size for record in records}
         usable = (key for key in holdings.copied_twice(worlds, held) if self._usable(key, records))
         self._replication = Replication(replicated=next(iter(usable), (0, 0)))

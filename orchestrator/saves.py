@@ -191,8 +191,8 @@ class Saves:
         self, generations: Sequence[GenerationRecord], world_size: int, keepers: Sequence[KeeperJoined]
     ) -> None:
         """After the coordinator's restart, when all keepers are back: what they hold, and what lies on disk."""
-        self._copying.rebuild(generations, keepers)
         self.generation_started(generations, world_size)
+        self._copying.rebuild(generations, keepers)
         on_disk = self._archive.scan(manifests=False, fresh=False).checkpoints
         found = {(one.generation, one.step, one.attempt) for one in on_disk}
         # Keepers still have the receipts of what retention has deleted since.
