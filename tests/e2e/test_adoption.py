@@ -63,6 +63,7 @@ def test_a_finished_run_that_is_started_again_trains_no_further(tmp_path: Path) 
     assert len(entries(again.run_dir, "commit")) == harness.STEPS // harness.SAVE_EVERY
 
 
+@pytest.mark.slow
 def test_a_finished_run_goes_on_with_more_steps_when_the_loop_allows_it(tmp_path: Path, reference: Path) -> None:
     harness.trainer(tmp_path, "longer", loops.train_loop, config={"steps": 25}).fit()
     longer = harness.trainer(tmp_path, "longer", loops.train_loop).fit()

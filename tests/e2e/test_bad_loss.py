@@ -106,6 +106,7 @@ def test_after_a_rollback_the_run_goes_on_as_if_the_bad_batches_did_not_exist(
     assert harness.final_digests(rolled_back) == harness.final_digests(without.run_dir)
 
 
+@pytest.mark.slow
 def test_ranks_killed_after_a_rollback_skip_the_same_batches(tmp_path: Path, rolled_back: Path) -> None:
     arms = [
         Arm(id="before-it", point="step.end", when={"rank": 0, "generation": 3, "step": 12}),

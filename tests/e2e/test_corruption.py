@@ -69,6 +69,7 @@ def test_a_bit_that_flips_on_one_of_two_ranks_is_found_at_the_next_save_and_undo
     harness.assert_equal_runs(run_dir, calm)
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_it_every_time_is_named_and_stops_the_run(tmp_path: Path) -> None:
     supervised = flipping(tmp_path, "again", (1, 2, 3, 4), ranks=3)
     with pytest.raises(TrainingFailed) as raised:

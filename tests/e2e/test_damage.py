@@ -77,9 +77,15 @@ def assert_set_aside(run_dir: Path, expected: Mapping[str, str]) -> None:
         pytest.param(
             {35: damage.flip_a_bit_of_a_tensor, 30: damage.flip_a_bit_of_the_header}, id="flipped bits in shards"
         ),
-        pytest.param({35: damage.cut_a_shard, 30: damage.remove_a_shard}, id="a short and a missing shard"),
         pytest.param(
-            {35: damage.remove_the_manifest, 30: damage.flip_a_bit_of_the_manifest}, id="a missing and a bad manifest"
+            {35: damage.cut_a_shard, 30: damage.remove_a_shard},
+            id="a short and a missing shard",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {35: damage.remove_the_manifest, 30: damage.flip_a_bit_of_the_manifest},
+            id="a missing and a bad manifest",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -100,6 +106,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_restored(
     harness.assert_equal_runs(run_dir, reference)
 
 
+@pytest.mark.slow
 def test_what_is_not_needed_may_be_missing_and_leftovers_are_cleaned_up(run_dir: Path, reference: Path) -> None:
     # Someone removed an old checkpoint, the ledger and the end of Ray's own list; a killed save and a killed deletion
     # left their remains, the save's shards being complete and of a later step than anything that was committed.

@@ -62,6 +62,7 @@ def test_a_full_storage_is_a_problem_and_all_else_is_still_told(tmp_path: Path) 
     assert found["facts"]["memory"]["copy"]["median"] > 0
 
 
+@pytest.mark.slow
 def test_a_small_memory_file_system_is_not_filled_by_measuring_and_told_for_what_it_is(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", 6 << 20) as storage:
         code, found = doctor("--storage", str(storage))
@@ -71,6 +72,7 @@ def test_a_small_memory_file_system_is_not_filled_by_measuring_and_told_for_what
     assert found["by_id"]["storage.kind"]["seen"] == "tmpfs on tmpfs (memory)"
 
 
+@pytest.mark.slow
 def test_a_storage_that_is_read_only_is_a_problem(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", 64 << 20) as storage:
         assert remount(storage, "ro")
@@ -79,7 +81,7 @@ def test_a_storage_that_is_read_only_is_a_problem(tmp_path: Path) -> None:
     assert "Read-only file system" in found["by_id"]["storage.create"]["seen"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_what_is_interrupted_removes_its_files(number: signal.Signals, tmp_path: Path) -> None:
     with subprocess.Popen(
         [*COMMAND, "--json", "--sample", "256MiB", "--storage", str(tmp_path)],
@@ -99,6 +101,7 @@ def test_what_is_interrupted_removes_its_files(number: signal.Signals, tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_people_read_what_was_measured_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
     done = subprocess.run(
         [*COMMAND, "--sample", "4MiB", "--storage", str(tmp_path), "--state", "500TB", "--ranks", "8"],

@@ -38,6 +38,7 @@ def test_a_native_crash_is_named_with_its_stack_and_the_run_recovers_exactly(tmp
     harness.assert_equal_runs(result.run_dir, reference)
 
 
+@pytest.mark.slow
 def test_a_loop_that_crashes_natively_again_and_again_stops_with_its_stack_on_top(tmp_path: Path) -> None:
     supervised = harness.trainer(tmp_path, "hopeless", death_loops.hopeless_segfault_loop, max_failures=1)
     with pytest.raises(TrainingFailed) as raised:

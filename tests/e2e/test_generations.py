@@ -89,6 +89,7 @@ def test_the_keeper_dies_in_the_middle_of_a_save(tmp_path: Path, reference: Path
     harness.assert_equal_runs(result.run_dir, reference)
 
 
+@pytest.mark.slow
 def test_the_keeper_dies_during_the_last_save(tmp_path: Path, reference: Path) -> None:
     arms = [Arm(id="keeper", point="persist.rename", action="kill_self", when={"rank": 1, "step": harness.STEPS})]
     result = harness.trainer(tmp_path, "keeper-last", loops.train_loop, config=PACE, failpoints=arms).fit()
@@ -96,7 +97,10 @@ def test_the_keeper_dies_during_the_last_save(tmp_path: Path, reference: Path) -
     harness.assert_equal_runs(result.run_dir, reference)
 
 
-@pytest.mark.parametrize("point", ["commit.write", "commit.rename", "commit.done"])
+@pytest.mark.parametrize(
+    "point",
+    ["commit.rename", *(pytest.param(point, marks=pytest.mark.slow) for point in ("commit.write", "commit.done"))],
+)
 def test_the_coordinator_dies_while_it_commits_and_no_generation_ends(
     tmp_path: Path, reference: Path, point: str
 ) -> None:

@@ -47,6 +47,7 @@ def test_a_checkpoint_after_which_the_run_always_fails_is_passed_over_for_the_on
     harness.assert_equal_runs(result.run_dir, reference)
 
 
+@pytest.mark.slow
 def test_a_bug_at_one_step_ends_in_a_report_that_names_it_and_the_checkpoint_was_not_to_blame(tmp_path: Path) -> None:
     def loop(config: dict[str, Any]) -> None:
         session = workers.get_session()

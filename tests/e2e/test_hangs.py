@@ -53,6 +53,7 @@ def test_a_rank_that_is_stuck_in_a_collective_of_its_own_is_replaced(tmp_path: P
     harness.assert_equal_runs(run_dir, reference)
 
 
+@pytest.mark.slow
 def test_a_phase_that_the_loop_declares_may_take_its_time(tmp_path: Path) -> None:
     config = {"validation_seconds": 7.0}
     result = harness.trainer(tmp_path, "declared", hanging.validating_loop, config=config).fit()

@@ -18,7 +18,8 @@ def test_a_node_on_which_ranks_die_again_and_again_is_left_out(tmp_path: Path, r
     harness.assert_equal_runs(run_dir, reference)
 
 
-@pytest.mark.parametrize("story", ["lost-with-a-spare", pytest.param("lost-and-replaced", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("story", ["lost-with-a-spare", "lost-and-replaced"])
 def test_a_lost_node_is_replaced_by_another(tmp_path: Path, reference: Path, story: str) -> None:
     run_dir = tell(story, tmp_path)
     (failure,) = harness.entries(run_dir, "failure")

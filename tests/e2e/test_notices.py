@@ -44,6 +44,7 @@ def test_a_rank_that_gets_sigterm_saves_at_once_and_is_replaced_on_the_same_work
     harness.assert_equal_runs(result.run_dir, reference)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_worker_that_gets_sigterm_saves_at_once_and_ray_replaces_it(tmp_path: Path, reference: Path) -> None:
     run = Run(harness.trainer(tmp_path, "worker", loops.train_loop, config=PACE, save_every_steps=None, max_failures=0))

@@ -77,6 +77,7 @@ def test_a_disk_that_fails_once_and_then_for_a_while_costs_saves_and_nothing_els
     harness.assert_equal_runs(result.run_dir, reference)
 
 
+@pytest.mark.slow
 def test_storage_that_is_read_only_for_a_while(disk: Path, reference: Path) -> None:
     # Without journals of samples no file is open for writing, which would keep the file system from being remounted.
     run = Run(harness.trainer(disk, "read-only", loops.train_loop, config=PACE, record_samples=False))
@@ -128,6 +129,7 @@ def test_a_run_directory_that_vanishes_for_a_while_is_not_made_anew(tmp_path: Pa
     harness.assert_equal_runs(run_dir, reference)
 
 
+@pytest.mark.slow
 def test_a_run_whose_saves_fail_for_too_long_says_so_until_one_comes_through(tmp_path: Path, reference: Path) -> None:
     arms = [Arm(id="bad", point="persist.fsync", action="eio", when={"rank": 0}, times=1000)]
     run = Run(

@@ -152,6 +152,7 @@ def test_a_driver_is_refused_while_another_ones_processes_live_on_the_same_machi
     harness.assert_equal_runs(first.run_dir, reference)
 
 
+@pytest.mark.slow
 def test_a_later_driver_of_the_same_ray_takes_over_from_one_at_work(
     tmp_path: Path, reference: Path, start: Start
 ) -> None:
