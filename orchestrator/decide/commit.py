@@ -142,6 +142,7 @@ class CommitMachine:
         self._rank_is_past(rank, (generation, step))
         wanted = save is not None and (durable or not save.durable)  # else it takes another one that is to be written
         if save is not None and wanted and save.phase is Phase.COLLECTING and rank not in save.snapshotted:
+            save.durable = durable  # so that it is told of, also if no rank has made one
             self._give_up(save, f"rank {rank} made no snapshot: {reason}", again=True)
         return self._decide(at)
 

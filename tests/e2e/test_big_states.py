@@ -7,14 +7,12 @@ import harness
 import loop_kinds
 import pytest
 import torch
-from click.testing import Result
 from harness import entries
-from typer.testing import CliRunner
 
-from orchestrator.cli import app as cli
 from workers.checkpoint.manifest import read_manifest
 from workers.checkpoint.reader import CheckpointReader
 from workers.checkpoint.store import LocalStore
+from workers.checkpoint.verify import verify_checkpoint
 from workers.failpoint import Arm
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -59,9 +57,9 @@ def test_a_state_of_this_size_is_saved_killed_and_restored(tmp_path: Path, tenso
     newest = entries(run_dir, "commit")[-1]
     assert newest["step"] == STEPS
     assert newest["bytes"] >= 2 * tensors * numel * 4
-    assert verify(run_dir).exit_code == 0
 
     store = LocalStore(run_dir)
+    assert verify_checkpoint(store, newest["checkpoint"]) == []
     (shard,) = read_manifest(store, newest["checkpoint"]).shards
     parameters = [record for record in shard.tensors if record.name.startswith("model.")]
     assert len(parameters) == tensors
@@ -70,7 +68,3 @@ def test_a_state_of_this_size_is_saved_killed_and_restored(tmp_path: Path, tenso
         values = reader.fetch(record.name, offsets=(0,), shape=(numel,))
         assert bool((values == torch.tensor(parameter_after(STEPS))).all())
     reader.close()
-
-
-def verify(run_dir: Path) -> Result:
-    return CliRunner().invoke(cli.build_app(), ["checkpoints", "verify", str(run_dir)])

@@ -163,6 +163,15 @@ def test_the_newest_complete_snapshot_stays_in_memory_after_its_commit() -> None
     assert release(40, 40) in run.snapshot(40)
 
 
+def test_a_save_that_every_rank_skips_is_told_of_all_the_same() -> None:
+    run = Driven()
+    run.snapshot(10)
+    for step in (20, 30):
+        for rank in range(WORLD):
+            decisions = run.machine.snapshot_skipped(rank, 1, step, reason="no free slot", at=0.0)
+            assert Skip(generation=1, step=step, reason=f"rank {rank} made no snapshot: no free slot") in decisions
+
+
 def test_a_rank_without_a_free_slot_skips_that_step_for_all_and_frees_the_others() -> None:
     run = Driven()
     run.snapshot(20)
