@@ -464,7 +464,7 @@ class CommitMachine:
         if generation == self._current:
             self._over_upto, self._again = ALL_STEPS, {}
         if self._in_memory is not None and self._in_memory.generation == generation:
-            self._in_memory = None
+            self._in_memory = _newest_complete(self._open())  # of an earlier one, which is still being written
 
     def _decide(self, at: float, *, answer: int | None = None) -> list[Decision]:
         """Begin what can begin, release what is free; `answer`: the generation of a snapshot that nobody wants."""
