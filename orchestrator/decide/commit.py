@@ -320,7 +320,9 @@ class CommitMachine:
     def in_memory(self) -> Key | None:
         """Generation and step of the newest set that lies complete in the keepers' memory and may be restored."""
         save = self._in_memory
-        return save.key if save is not None and save.complete and not self._rebuilding else None
+        if save is not None and not save.complete:  # a keeper is lost, and an older one may still be whole
+            save = _newest_complete(self._open())
+        return save.key if save is not None and not self._rebuilding else None
 
     @property
     def wakeup_at(self) -> float | None:
