@@ -128,6 +128,7 @@ def test_ranks_killed_after_a_rollback_skip_the_same_batches(tmp_path: Path, rol
     harness.assert_equal_runs(result.run_dir, rolled_back)
 
 
+@pytest.mark.slow
 def test_all_ranks_find_it_and_the_coordinator_dies_before_the_skip_is_in_a_generation(tmp_path: Path) -> None:
     arms = [Arm(id="coordinator", point="generation.create", action="kill_self", when={"generation": 2})]
     config = {"poison": [[0, 14]], "watch": "grad_norm"}

@@ -155,6 +155,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_stops_with_each_reason_and_trai
         go_on(run_dir)
 
 
+@pytest.mark.slow
 def test_a_pickle_planted_in_a_checkpoint_is_never_executed(run_dir: Path, tmp_path: Path, reference: Path) -> None:
     marker = tmp_path / "executed"
     newest = checkpoint_name(STOPPED_AT, 1, 1)

@@ -38,7 +38,7 @@ def test_demo_survives_both_kinds_of_kills_inside_saves_and_prints_one_json_obje
     assert "SIGKILL to rank" in done.stderr
 
 
-@pytest.mark.parametrize("as_json", [True, False])
+@pytest.mark.parametrize("as_json", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_demo_that_cannot_run_says_what_is_missing_and_exits_with_5(tmp_path: Path, as_json: bool) -> None:
     occupied = tmp_path / "file"
     occupied.touch()

@@ -50,6 +50,7 @@ def test_a_good_storage_is_examined_and_says_what_to_expect(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_full_storage_is_a_problem_and_all_else_is_still_told(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", 1 << 20) as storage:
         fill(storage)

@@ -31,6 +31,7 @@ def test_the_first_cause_is_named_and_not_its_echo(tmp_path: Path) -> None:
     assert {entry["rank"] for entry in entries(supervised.run_dir, "failure")} == {1}
 
 
+@pytest.mark.slow
 def test_max_failures_bounds_the_restarts(tmp_path: Path) -> None:
     arms = [Arm(id=f"kill-{n}", point="step.end", when={"rank": 1, "generation": n}) for n in range(1, 9)]
     supervised = harness.trainer(

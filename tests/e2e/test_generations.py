@@ -36,6 +36,7 @@ def test_ranks_killed_at_every_stage_are_replaced_while_rays_workers_stay(tmp_pa
     harness.assert_equal_runs(result.run_dir, reference)
 
 
+@pytest.mark.slow
 def test_all_ranks_killed_at_once(tmp_path: Path, reference: Path) -> None:
     run = Run(harness.trainer(tmp_path, "all", loops.train_loop, config=PACE))
     status = run.status_when(lambda status: status["step"] >= 25)
@@ -58,6 +59,7 @@ def test_a_rank_dies_while_its_peer_is_stopped(tmp_path: Path, reference: Path) 
     harness.assert_equal_runs(result.run_dir, reference)
 
 
+@pytest.mark.slow
 def test_a_zygote_dies_with_its_rank_and_is_replaced(tmp_path: Path, reference: Path) -> None:
     run = Run(harness.trainer(tmp_path, "zygote", loops.train_loop, config=PACE))
     status = run.status_when(lambda status: status["step"] >= 25)
@@ -113,6 +115,7 @@ def test_the_coordinator_dies_while_it_commits_and_no_generation_ends(
     harness.assert_equal_runs(result.run_dir, reference)
 
 
+@pytest.mark.slow
 def test_the_coordinator_and_a_rank_die_together(tmp_path: Path, reference: Path) -> None:
     arms = [Arm(id="coordinator", point="commit.done", action="kill_self", when={"step": 30})]
     run = Run(harness.trainer(tmp_path, "both", loops.train_loop, config={"pace_seconds": 0.05}, failpoints=arms))

@@ -44,6 +44,7 @@ def test_a_rank_that_sleeps_spins_is_stopped_or_waits_for_its_data_is_named_and_
     harness.assert_equal_runs(run_dir, reference)
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stuck_in_a_collective_of_its_own_is_replaced(tmp_path: Path, reference: Path) -> None:
     config = {"ways": [("lone_collective", 0, 27)], "pace_seconds": 0.02}
     run_dir = harness.trainer(tmp_path, "lone", hanging.hanging_loop, config=config).fit().run_dir

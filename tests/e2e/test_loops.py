@@ -56,6 +56,7 @@ def test_each_rank_of_a_ddp_loop_gets_its_own_batchnorm_statistics_back(tmp_path
     assert harness.consumed(attacked) == harness.consumed(calm)
 
 
+@pytest.mark.slow
 def test_a_single_rank_that_accumulates_gradients_continues_at_the_step_boundary(tmp_path: Path) -> None:
     attacked, calm = train_twice(tmp_path, loop_kinds.accumulating_loop, {34: 30}, ranks=1)
     consumed = harness.consumed(attacked)

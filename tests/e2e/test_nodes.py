@@ -7,6 +7,7 @@ import pytest
 from stories import tell
 
 
+@pytest.mark.slow
 def test_a_node_on_which_ranks_die_again_and_again_is_left_out(tmp_path: Path, reference: Path) -> None:
     run_dir = tell("excluded", tmp_path)
     (excluded,) = harness.entries(run_dir, "node_excluded")

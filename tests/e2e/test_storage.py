@@ -59,6 +59,7 @@ def test_on_a_full_disk_older_checkpoints_make_room_for_the_next(disk: Path, ref
     assert all((run_dir / "checkpoints" / name / "manifest.json").exists() for name in attempts), "remains are left"
 
 
+@pytest.mark.slow
 def test_a_disk_that_fails_once_and_then_for_a_while_costs_saves_and_nothing_else(
     tmp_path: Path, reference: Path
 ) -> None:
@@ -148,6 +149,7 @@ def test_a_run_whose_saves_fail_for_too_long_says_so_until_one_comes_through(tmp
     harness.assert_equal_runs(run_dir, reference)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_to_stop_when_unprotected_stops_after_a_last_try(tmp_path: Path) -> None:
     arms = [Arm(id="bad", point="persist.fsync", action="eio", when={"rank": 0}, times=1000)]
     supervised = harness.trainer(
