@@ -13,6 +13,7 @@ from peer_samples import EXCHANGE
 
 from workers.checkpoint.held import HeldShards, fetch
 from workers.checkpoint.manifest import CHECKPOINTS_DIR, checkpoint_name
+from workers.checkpoint.persist import ReadBack
 from workers.checkpoint.reader import CheckpointReader
 from workers.checkpoint.slots import SlotState
 from workers.checkpoint.store import LocalStore
@@ -50,6 +51,7 @@ class Nodes:
                 run_dir=str(run_dir),
                 coordinator="c",
                 takeover_seconds=0.1,
+                read_back=ReadBack(),
                 exchange=EXCHANGE,
             )
             for number in range(count)
@@ -290,7 +292,7 @@ def test_a_rank_takes_spare_memory_for_a_save_and_not_for_what_only_stays_in_mem
         replicate_snapshots=True,
         keeper_address=keeper_address(nodes.run, "d", "n0"),
     )
-    writer, link = SnapshotWriter(orders, HeartbeatPage(fd)), nodes.link(0)
+    writer, link = SnapshotWriter(orders, HeartbeatPage(fd), torch.device("cpu")), nodes.link(0)
 
     def take(step: int, *, durable: bool) -> bool:
         named = NamedTensor(name="w", tensor=torch.full((8,), float(step)), global_shape=(8,), offsets=(0,))

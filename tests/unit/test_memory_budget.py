@@ -114,7 +114,8 @@ def test_what_fits_is_no_problem_and_what_does_not_is_told_with_numbers_and_reme
     assert text == (
         "the snapshots need 24,576 MiB more on this node ((2 slots + 1 replicas) x 2,048 MiB x 4 ranks), but of the "
         "limit of control group /job, 20,480 MiB, 75% may be in use, which leaves 11,264 MiB; lower "
-        "RecoveryConfig.snapshot_slots, raise RecoveryConfig.memory_fraction_max, or use more nodes"
+        "RecoveryConfig.snapshot_slots, set RecoveryConfig.replicate_snapshots to False, raise "
+        "RecoveryConfig.memory_fraction_max, or use more nodes"
     )
     held = problem(need(image_bytes=4 * GIB, held_bytes=3 * GIB), machine.bounds())
     assert held is not None

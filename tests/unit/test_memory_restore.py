@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 from fakes import FakeLink, Loop, Rig
+from peer_samples import EXCHANGE
 
 from workers import failpoint
 from workers.checkpoint.manifest import CHECKPOINTS_DIR
+from workers.checkpoint.persist import ReadBack
 from workers.errors import CheckpointDamaged
 from workers.keeper import Keeper, keeper_address
 from workers.keeper_messages import SnapshotSkipped, Snapshotted
@@ -23,7 +25,16 @@ def keeper(rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
     run = rig.address[-12:]
     rig.keeper.die()
     rig.address = keeper_address(run, "d", "n1")
-    keeper = Keeper(run=run, driver="d", node="n1", run_dir=str(rig.run_dir), coordinator="c", takeover_seconds=0.1)
+    keeper = Keeper(
+        run=run,
+        driver="d",
+        node="n1",
+        run_dir=str(rig.run_dir),
+        coordinator="c",
+        takeover_seconds=0.1,
+        read_back=ReadBack(),
+        exchange=EXCHANGE,
+    )
     yield keeper
     keeper.close()
     rig.revive_keeper()

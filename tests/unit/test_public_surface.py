@@ -21,10 +21,9 @@ def test_the_packages_export_these_names_and_no_others() -> None:
 
 
 def test_a_session_has_these_methods_and_properties() -> None:
-    calls = {"data_loader", "track", "restore", "end_micro_step", "end_step", "save_now", "report", "phase"}
-    ends = {"finish", "close"}
+    calls = {"data_loader", "track", "restore", "end_micro_step", "end_step", "save_now", "report", "finish", "phase"}
     facts = {"rank", "local_rank", "world_size", "device", "generation", "step", "progress"}
-    assert public(Session) == calls | ends | facts
+    assert public(Session) == calls | facts
     assert {name for name in facts if isinstance(vars(Session)[name], property)} == facts
 
 
