@@ -116,16 +116,16 @@ def test_a_bit_that_flips_in_memory_is_noticed_and_the_newest_checkpoint_restore
 
 def flip_a_bit_of_each_snapshot(keeper_pid: int, rank: int) -> int:
     """In the memory of that rank's complete snapshots, once all of them are digested; how many there were."""
-    found = []
+    found = {}  # by inode: a mapping holds a descriptor of its own
     for link in Path(f"/proc/{keeper_pid}/fd").iterdir():
         if "lastgood-slot" in os.readlink(link):
             slot = Slot.from_fd(os.open(link, os.O_RDWR), populate=False)
             if slot.state is SlotState.COMPLETE and slot.rank == rank:
-                found.append((link, slot.image_bytes, slot.digest))
+                found[os.stat(link).st_ino] = (link, slot.image_bytes, slot.digest)
             slot.close()
-    if not all(digest for _, _, digest in found):
+    if not all(digest for _, _, digest in found.values()):
         return 0
-    for link, image_bytes, _ in found:
+    for link, image_bytes, _ in found.values():
         with open(link, "r+b", buffering=0) as memory:
             memory.seek(HEADER_BYTES + image_bytes - 1)
             (byte,) = memory.read(1)
