@@ -36,9 +36,9 @@ def problems(found: dict[str, Any]) -> list[str]:
 def test_a_good_storage_is_examined_and_says_what_to_expect(tmp_path: Path) -> None:
     code, found = doctor("--storage", str(tmp_path), "--state", "64MB", "--ranks", "4", "--ranks-per-node", "2")
     assert (code, found["v"], found["ok"], problems(found)) == (0, 1, True, [])
-    assert found["scale"] == {"state_bytes": 64_000_000, "ranks": 4, "ranks_per_node": 2, "slots": 2}
+    assert found["scale"] == {"state_bytes": 64_000_000, "ranks": 4, "ranks_per_node": 2, "slots": 3}
     expected = found["expected"]
-    assert (expected["nodes"], expected["rank_bytes"], expected["memory_bytes"]) == (2, 16_000_000, 64_000_000)
+    assert (expected["nodes"], expected["rank_bytes"], expected["memory_bytes"]) == (2, 16_000_000, 96_000_000)
     durable, verified = expected["durable_seconds"], expected["verified_seconds"]
     assert 0 < expected["stall_seconds"] < durable["least"] < durable["most"] < verified["most"]
     facts = found["facts"]
