@@ -20,7 +20,7 @@ Invariants:
 import math
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from workers.messages import RankPulse
 
@@ -36,6 +36,7 @@ _START_FACTOR = 3.0
 _BUSY_SECONDS_MIN = 20.0
 _BUSY_PART = 0.5
 _GAP_SECONDS_MAX = 1.0
+_STOPPED, _TRACED = "T", "t"  # as the kernel has it
 _PULSE_SECONDS = 0.5
 _FROZEN_SECONDS = 1.5
 _SILENT_SECONDS = 20.0
@@ -146,6 +147,8 @@ class HangDetector:
             if not self._over:
                 self._ranks[rank] = _Rank(pulse, self._clock, cpu_seconds_at_move=pulse.cpu_seconds)
             return []
+        if pulse.state == _TRACED:  # by what takes its stacks, above all: it is as it was before
+            pulse = replace(pulse, state=known.pulse.state)
         gap = min(max(0.0, pulse.at - known.pulse.at), _GAP_SECONDS_MAX)
         if _mark(pulse) != _mark(known.pulse):
             self._learn(rank, known, pulse)
@@ -263,7 +266,7 @@ class HangDetector:
         everyone = self._ranks.values()
         lowest = min(one.pulse.sequence for one in everyone)
         for said, holds in (
-            ("stopped", [rank for rank in quiet if self._ranks[rank].pulse.state in ("T", "t")]),
+            ("stopped", [rank for rank in quiet if self._ranks[rank].pulse.state == _STOPPED]),
             ("its interpreter stands still", [rank for rank in quiet if self._ranks[rank].frozen]),
             ("behind in collectives", [rank for rank in quiet if self._ranks[rank].pulse.sequence == lowest]),
             ("not in a collective", [rank for rank in quiet if self._ranks[rank].in_collective is False]),

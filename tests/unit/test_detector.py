@@ -115,6 +115,18 @@ def test_a_stopped_rank_inside_a_collective_is_told_apart_from_its_peer() -> Non
     assert hung.evidence.startswith("stopped")
 
 
+def test_a_rank_that_is_held_while_its_stacks_are_taken_is_not_taken_to_be_stopped() -> None:
+    run = trained()
+    run.hang(10, {}, lambda since: {"state": "t" if since > 2 else "S"})
+    ((_, hung),) = run.of(Hung)
+    assert "stopped" not in hung.evidence
+    run = trained()
+    tick = int(run.at / PULSE_SECONDS)
+    run.hang(10, {}, lambda since: {"state": "t" if since > 2 else "T", "tick": tick})
+    ((_, hung),) = run.of(Hung)
+    assert (hung.rank, hung.evidence.startswith("stopped")) == (1, True)
+
+
 def test_a_rank_whose_interpreter_is_locked_is_told_apart_from_its_peer() -> None:
     run = trained()
     run.hang(10, {"tick": int(run.at / PULSE_SECONDS)}, {})
