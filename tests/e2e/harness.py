@@ -61,7 +61,7 @@ class Run:
         except BaseException as error:
             self._error = error
 
-    def result(self, timeout_seconds: float = 120) -> SupervisedResult:
+    def result(self, timeout_seconds: float = 300) -> SupervisedResult:
         self._thread.join(timeout_seconds)
         assert not self._thread.is_alive(), "fit() did not end in time"
         if self._error is not None:
@@ -69,7 +69,7 @@ class Run:
         assert self._result is not None
         return self._result
 
-    def status_when(self, holds: Callable[[dict[str, Any]], bool], timeout_seconds: float = 60) -> dict[str, Any]:
+    def status_when(self, holds: Callable[[dict[str, Any]], bool], timeout_seconds: float = 180) -> dict[str, Any]:
         """The first status for which `holds` is true."""
 
         def look() -> dict[str, Any] | None:

@@ -55,7 +55,7 @@ def test_fifty_generations_leave_no_process_descriptor_memfd_or_memory_behind(tm
     ]
     run = Run(harness.trainer(tmp_path, "fifty", loops.train_loop, failpoints=arms, save_every_steps=1, keep_last=100))
     early = measure(run.status_when(lambda status: status["generation"] == 6 and status["step"] >= 5))
-    late = measure(run.status_when(lambda status: status["generation"] == GENERATIONS, timeout_seconds=240))
+    late = measure(run.status_when(lambda status: status["generation"] == GENERATIONS, timeout_seconds=600))
     result = run.result()
     assert result.generation == GENERATIONS + 1
     for pid, count in early["descriptors"].items():
