@@ -44,7 +44,9 @@ def test_max_failures_bounds_the_restarts(tmp_path: Path) -> None:
 
 def test_snapshots_that_do_not_fit_are_refused_before_training(tmp_path: Path) -> None:
     supervised = harness.trainer(tmp_path, "memory", loops.train_loop, memory_fraction_max=0.0001)
-    with pytest.raises(EnvironmentProblem, match=r"snapshots need .* MiB .* which leaves .* MiB; lower RecoveryConfig.snapshot_slots"):
+    with pytest.raises(
+        EnvironmentProblem, match=r"snapshots need .* MiB .* which leaves .* MiB; lower RecoveryConfig.snapshot_slots"
+    ):
         supervised.fit()
     assert not entries(supervised.run_dir, "first_step")
 
