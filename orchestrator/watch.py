@@ -76,7 +76,7 @@ class Watch:
         if rank is None:
             return
         self._stacks[rank] = event
-        if self._detector and event.in_collective is not None:
+        if self._detector:
             self._detector.stacks(rank, event.in_collective)
         self._ledger.append(
             "stacks",

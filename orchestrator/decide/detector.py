@@ -1,7 +1,8 @@
 """Which ranks hang. Pulses in, decisions out.
 
 A rank is quiet while nothing of it moves: no step, no phase, no sign of life, no collective begun. It is suspected when
-it has been quiet for longer than the limit, and hung when a second window has passed without a move.
+it has been quiet for longer than the limit, and hung when a second window has passed without a move. Stacks that were asked
+for at the suspicion and are still being taken (a busy machine) are waited for a little longer: they cannot be taken later.
 
 Invariants:
 - The limit in training is max(floor, 3 x the 99th percentile of the step times shown), or 1.5 x a pause that was
@@ -40,6 +41,7 @@ _STOPPED, _TRACED = "T", "t"  # as the kernel has it
 _PULSE_SECONDS = 0.5
 _FROZEN_SECONDS = 1.5
 _SILENT_SECONDS = 20.0
+_STACKS_SECONDS = 3.0
 _PATIENCE_FACTOR = 3.0
 _PATIENCE_MAX = 1000.0
 _IN_TRAINING = ("training", "saving", "finishing")
@@ -91,6 +93,7 @@ class _Rank:
     cpu_seconds_at_move: float = 0.0
     frozen_seconds: float = 0.0
     in_collective: bool | None = None
+    stacks_told: bool = False
 
     @property
     def busy(self) -> bool:
@@ -135,10 +138,10 @@ class HangDetector:
         """A rank is gone: it sends no more pulses."""
         self._ranks.pop(rank, None)
 
-    def stacks(self, rank: int, in_collective: bool) -> None:
-        """What a stack that was taken while the rank was suspected shows."""
+    def stacks(self, rank: int, in_collective: bool | None) -> None:
+        """What a stack that was taken while the rank was suspected shows; None: nothing."""
         if rank in self._ranks:
-            self._ranks[rank].in_collective = in_collective
+            self._ranks[rank].in_collective, self._ranks[rank].stacks_told = in_collective, True
 
     def pulse(self, rank: int, pulse: RankPulse) -> list[Decision]:
         """How a rank is now. Pulses of one rank come in order; `at` is its agent's clock."""
@@ -224,8 +227,12 @@ class HangDetector:
         known, self._suspected_seconds = self._suspected_seconds, longest
         decisions: list[Decision] = []
         if not known:
+            for one in self._ranks.values():
+                one.stacks_told = False
             decisions.append(Suspect(ranks=quiet, quiet_seconds=longest, limit_seconds=limit))
-        if longest >= self._confirmed_after(limit):
+        confirmed = self._confirmed_after(limit)
+        told = all(self._ranks[rank].stacks_told for rank in quiet)
+        if longest >= confirmed + (0.0 if told else _STACKS_SECONDS):
             decisions.append(self._hung(quiet, longest, limit))
         return decisions
 

@@ -25,6 +25,7 @@ class Simulation:
     decided: list[tuple[float, Decision]] = field(default_factory=list)
     step: int = 0
     cpu_seconds: float = 0.0
+    stacks_come: bool = True
 
     def __post_init__(self) -> None:
         self.detector.generation_started(self.world_size)
@@ -47,6 +48,9 @@ class Simulation:
         """One pulse of each rank, then half a second."""
         for rank, pulse in enumerate(pulses):
             self.decided += [(self.at, one) for one in self.detector.pulse(rank, pulse)]
+        if self.stacks_come and self.decided and isinstance(self.decided[-1][1], Suspect):
+            for rank in range(self.world_size):
+                self.detector.stacks(rank, None)
         self.at += PULSE_SECONDS
 
     def hang(self, seconds: float, *changes: Callable[[float], dict[str, Any]] | dict[str, Any]) -> None:
@@ -84,6 +88,23 @@ def test_a_sleeping_rank_is_suspected_after_the_limit_and_hung_after_twice_the_l
     assert 2.0 <= suspected_at - began <= 2.0 + PULSE_SECONDS
     assert 3.5 <= hung_at - began <= 4.0
     assert (hung.rank, hung.evidence) == (0, "behind in collectives")
+
+
+def test_stacks_that_are_still_being_taken_are_waited_for_but_not_for_long() -> None:
+    never = trained()
+    never.stacks_come = False
+    began = never.at - PULSE_SECONDS
+    never.hang(20, {"sequence": 1800}, {"sequence": 1801})
+    ((at, _),) = never.of(Hung)
+    assert 6.5 <= at - began <= 7.0
+    late = trained()
+    late.stacks_come = False
+    late.hang(5, {"sequence": 1800}, {"sequence": 1801})
+    assert late.of(Suspect) and not late.of(Hung)
+    late.detector.stacks(0, None)
+    late.detector.stacks(1, True)
+    late.hang(PULSE_SECONDS, {"sequence": 1800}, {"sequence": 1801})
+    assert late.of(Hung)
 
 
 def test_a_spinning_rank_is_hung_as_fast_as_a_sleeping_one_while_its_peer_waits() -> None:
