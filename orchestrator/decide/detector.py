@@ -1,8 +1,8 @@
 """Which ranks hang. Pulses in, decisions out.
 
 A rank is quiet while nothing of it moves: no step, no phase, no sign of life, no collective begun. It is suspected when
-it has been quiet for longer than the limit, and hung when a second window has passed without a move. Stacks that were asked
-for at the suspicion and are still being taken (a busy machine) are waited for a little longer: they cannot be taken later.
+it has been quiet for longer than the limit, and hung when a second window has passed without a move. Stacks that are
+still being taken then, on a busy machine, are waited for a little longer: later they cannot be taken any more.
 
 Invariants:
 - The limit in training is max(floor, 3 x the 99th percentile of the step times shown), or 1.5 x a pause that was

@@ -85,7 +85,7 @@ def test_a_slow_rank_is_reported_with_what_it_costs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ten_minutes_on_a_machine_that_is_too_busy_condemn_nobody(tmp_path: Path) -> None:
-    """From its first steps on, twice as many processes compute as there are processors; Ray itself starts without them."""
+    """From the first steps on twice as many processes compute as there are processors; Ray starts without them."""
     run = Run(harness.trainer(tmp_path, "busy", hanging.until_loop, config={"seconds": 620.0}, save_every_steps=50))
     run.status_when(lambda status: status["step"] >= 5)
     began = time.monotonic()
