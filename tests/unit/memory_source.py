@@ -1,7 +1,7 @@
 """A checkpoint in memory, for tests of what goes into one and comes back: copies bytes, and JSON through text."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -40,10 +40,11 @@ class MemorySource:
     def names(self) -> Collection[str]:
         return self._checkpoint.parts.keys()
 
-    def fetch(self, name: str, *, offsets: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
-        tensor = self._checkpoint.parts[name][tuple(offsets)]
-        assert tuple(shape) == tuple(tensor.shape), f"{name}: asked for {shape}, stored {tuple(tensor.shape)}"
-        return tensor
+    def fill(self, wanted: Iterable[tuple[str, Sequence[int], torch.Tensor]]) -> None:
+        for name, offsets, target in wanted:
+            stored = self._checkpoint.parts[name][tuple(offsets)]
+            assert (stored.shape, stored.dtype) == (target.shape, target.dtype), name
+            target.copy_(stored)
 
 
 def whole_document(captured: CapturedState) -> dict[str, Any]:

@@ -54,7 +54,6 @@ class Run:
             for rank in range(WORLD)
         )
         manifest = Manifest(
-            format_version=1,
             run="r",
             generation=generation,
             step=step,

@@ -102,7 +102,7 @@ def _set(*keys: Any, to: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (_set("format_version", to=2), "format version 2"),
+        (_set("format_version", to=1), "format version 1"),
         (_set("step", to="120"), "'step' is '120'"),
         (_set("step", to=True), "'step' is True"),
         (_set("identity", to=[]), "'identity'"),

@@ -1,8 +1,9 @@
 """The reader: exact values or CheckpointDamaged, never anything in between."""
 
+import contextlib
 import dataclasses
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers import failpoint
+from workers.checkpoint.digests import BLOCK_BYTES
 from workers.checkpoint.held import HeldShard, HeldShards
 from workers.checkpoint.manifest import MANIFEST_FILE, Manifest, TensorRecord, checkpoint_dir
 from workers.checkpoint.reader import CheckpointReader
@@ -77,16 +79,6 @@ def test_a_part_that_several_ranks_saved_is_taken_from_the_own_shard(tmp_path: P
     manifest = save(store, states)
     (tmp_path / checkpoint_dir(manifest.name) / manifest.shards[0].file).unlink()
     assert CheckpointReader(store, manifest.name, 1).fetch("w", offsets=(0,), shape=(3,)).equal(torch.arange(3.0))
-
-
-def test_a_part_is_a_view_of_the_shard_and_a_closed_reader_reads_again(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-    reader = CheckpointReader(store, save(store, two_ranks()).name, 0)
-    first = reader.fetch("model.norm", offsets=(0,), shape=(4,))
-    assert reader.fetch("model.norm", offsets=(0,), shape=(4,)).data_ptr() == first.data_ptr()
-    first.zero_()
-    reader.close()
-    assert reader.fetch("model.norm", offsets=(0,), shape=(4,)).equal(torch.arange(4.0))
 
 
 def test_an_unknown_name_or_a_part_outside_of_the_tensor_is_a_key_error(tmp_path: Path) -> None:
@@ -164,15 +156,74 @@ def test_a_file_that_is_not_the_committed_one_is_damage(tmp_path: Path, damage: 
             path.write_bytes(content + b"\0")
         case _:
             path.write_bytes(content[: {"empty": 0, "cut": len(content) - 17, "cut in the header": 100}[damage]])
-    if damage == "longer" and rank == 1:
-        read_everything(CheckpointReader(store, manifest.name, rank), manifest)  # all that it uses is as committed
-    else:
-        reasons = {0: r"bytes, and \d+ were saved|is missing", 1: "other bytes|is missing"}
-        with pytest.raises(CheckpointDamaged, match=f"rank-00000-of-00002.*({reasons[rank]})"):
-            read_everything(CheckpointReader(store, manifest.name, rank), manifest)
+    with pytest.raises(CheckpointDamaged, match=r"rank-00000-of-00002.*(bytes, and \d+ were saved|is missing)"):
+        read_everything(CheckpointReader(store, manifest.name, rank), manifest)
 
 
-def test_the_own_shard_is_read_once(tmp_path: Path) -> None:
+FILLED = [
+    ("large", (3 * BLOCK_BYTES // 4 + 5,)),
+    ("small", ()),
+    ("empty", (0, 3)),
+    ("wide", (300, 70_000)),
+    ("other", (17,)),
+]
+
+
+def filled_state() -> CapturedState:
+    """Several blocks, whose borders lie within tensors; tensors of no and of one element."""
+    generator = torch.Generator().manual_seed(3)
+    tensors = [whole(name, torch.rand(shape, generator=generator)) for name, shape in FILLED]
+    return CapturedState(tensors=[*tensors, whole("bits", torch.arange(200) % 3 == 0)], document={"a": 1})
+
+
+@pytest.mark.parametrize("names", [["wide", "small", "bits", "large", "other", "empty"], ["other"], ["small", "bits"]])
+@pytest.mark.parametrize("where", ["stored", "in memory"])
+def test_tensors_are_filled_whatever_their_order_and_size(tmp_path: Path, where: str, names: list[str]) -> None:
+    reader, state = filled_reader(tmp_path, where)
+    saved = {named.name: named.tensor for named in state.tensors}
+    found = {name: torch.empty_like(saved[name]) for name in names}
+    wanted = [(name, (0,) * tensor.ndim, tensor) for name, tensor in found.items()]
+    twice, turned = torch.empty_like(saved["other"]), torch.empty(70_000, 300).t()
+    reader.fill([*wanted, ("other", (0,), twice), ("wide", (0, 0), turned)])
+    for name, tensor in found.items():
+        assert same_bytes(tensor, saved[name]), name
+    assert twice.equal(saved["other"]) and turned.equal(saved["wide"])
+    assert reader.document() == state.document
+
+
+def filled_reader(directory: Path, where: str) -> tuple[CheckpointReader, CapturedState]:
+    state, store = filled_state(), LocalStore(directory)
+    if where == "stored":
+        return CheckpointReader(store, save(store, [state]).name, 0), state
+    shards = held_shards([write_image(state)[0]])
+    return CheckpointReader(store, "m", 0, manifest=shards.manifest(1), shards=shards), state
+
+
+@pytest.mark.parametrize("name", ["large", "small", "wide", "bits"])
+def test_a_flipped_bit_of_a_tensor_that_is_filled_is_damage_that_names_it(tmp_path: Path, name: str) -> None:
+    reader, state = filled_reader(tmp_path, "stored")
+    shard = reader.manifest.shards[0]
+    record = next(record for record in shard.tensors if record.name == name)
+    with open(tmp_path / checkpoint_dir(reader.manifest.name) / shard.file, "r+b") as file:
+        file.seek(record.stop - 1)
+        last = file.read(1)[0]
+        file.seek(record.stop - 1)
+        file.write(bytes([last ^ 1]))
+    wanted = [(named.name, (0,) * named.tensor.ndim, torch.empty_like(named.tensor)) for named in state.tensors]
+    with pytest.raises(CheckpointDamaged, match=rf"rank-00000-of-00001.* tensor '{name}'"):
+        reader.fill(wanted)
+    reader.fill([one for one in wanted if one[0] != name])
+
+
+def test_a_tensor_of_another_type_than_the_shards_is_damage_and_an_unknown_one_a_key_error(tmp_path: Path) -> None:
+    reader, _ = filled_reader(tmp_path, "stored")
+    with pytest.raises(CheckpointDamaged, match=r"other: the shard holds torch\.float32"):
+        reader.fill([("other", (0,), torch.empty(17, dtype=torch.int32))])
+    with pytest.raises(KeyError, match="another"):
+        reader.fill([("another", (0,), torch.empty(17))])
+
+
+def test_filling_a_shard_opens_it_once_and_needs_memory_for_a_few_blocks_only(tmp_path: Path) -> None:
     opened: list[str] = []
 
     class Counting(LocalStore):
@@ -181,14 +232,28 @@ def test_the_own_shard_is_read_once(tmp_path: Path) -> None:
             return super().open_existing(path, direct=direct)
 
     store = Counting(tmp_path)
-    states = two_ranks()
-    manifest = save(store, states)
+    state = CapturedState(tensors=[whole(f"w{at}", torch.rand(2 << 20)) for at in range(32)], document={})
+    manifest = save(store, [state])
+    wanted = [(named.name, (0,), torch.zeros_like(named.tensor)) for named in state.tensors]
+    del state
     opened.clear()
-    reader = CheckpointReader(store, manifest.name, 1)
-    reader.document()
-    for named in states[1].tensors:
-        reader.fetch(named.name, offsets=named.offsets, shape=named.tensor.shape)
-    assert opened == [manifest.shards[1].file]
+    with high_water() as used:
+        CheckpointReader(store, manifest.name, 0).fill(wanted)
+    assert opened == 2 * [manifest.shards[0].file], "through the page cache and past it"
+    assert used() < 4 * BLOCK_BYTES + (16 << 20), "of 256 MiB"
+
+
+@contextlib.contextmanager
+def high_water() -> Iterator[Callable[[], int]]:
+    """How much more memory this process had at most than at the start, in bytes."""
+
+    def read(field: str) -> int:
+        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+        return int(line.split()[1]) << 10
+
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+    began = read("VmRSS")
+    yield lambda: read("VmHWM") - began
 
 
 def test_a_storage_error_while_reading_is_not_taken_for_damage(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ Faults survived: a keeper that is lost while it is asked (OSError), or a shard t
 
 import mmap
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,20 +78,22 @@ class HeldShards:
             created_at=0.0,
         )
 
-    def whole(self, shard: ShardRecord) -> memoryview:
-        total = -(-shard.bytes // BLOCK_BYTES)
-        for index in range(total):
-            self._alive()
-            failpoint.hit(
-                "restore.read", index=index, total=total, rank=self._rank, step=self._step, generation=self._generation
-            )
-        return self.part(shard, 0, shard.bytes)
-
     def part(self, shard: ShardRecord, start: int, stop: int) -> memoryview:
         if shard.rank in self._elsewhere:
             return self._bring(shard, start, min(stop, shard.bytes))
         held = self._shards[shard.rank]
         return held.slot.image[start : min(stop, held.bytes)]
+
+    def blocks(self, shard: ShardRecord, start: int, stop: int) -> Iterator[memoryview]:
+        stop = min(stop, shard.bytes)
+        size = BRING_BYTES_MAX if shard.rank in self._elsewhere else BLOCK_BYTES
+        total = -(-(stop - start) // size)
+        for index in range(total):
+            self._alive()
+            failpoint.hit(
+                "restore.read", index=index, total=total, rank=self._rank, step=self._step, generation=self._generation
+            )
+            yield self.part(shard, start + index * size, min(start + (index + 1) * size, stop))
 
     def what(self, shard: ShardRecord) -> str:
         return f"rank {shard.rank}'s snapshot in memory of step {self._step}, generation {self._generation},"

@@ -17,7 +17,7 @@ from workers.errors import CheckpointDamaged
 if TYPE_CHECKING:
     from workers.checkpoint.store import Store
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CHECKPOINTS_DIR = "checkpoints"
 MANIFEST_FILE = "manifest.json"
 
@@ -53,12 +53,16 @@ class TensorRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRecord:
-    """One rank's file, as its keeper wrote it and, unless told otherwise, read it back; also the receipt's content."""
+    """One rank's file, as its keeper wrote it and, unless told otherwise, read it back; also the receipt's content.
+
+    `digest` is that of all bytes, `header_digest` of those before the tensors, "" where it is not known.
+    """
 
     file: str
     rank: int
     bytes: int
     digest: str
+    header_digest: str = ""
     verified_from: VerifiedFrom
     tensors: tuple[TensorRecord, ...]
 
@@ -201,6 +205,7 @@ def _shard(content: Any, what: str) -> ShardRecord:
         rank=_take(content, "rank", int, what),
         bytes=_take(content, "bytes", int, what),
         digest=_take(content, "digest", str, what),
+        header_digest=_take(content, "header_digest", str, what),
         verified_from=verified_from,  # type: ignore[arg-type]  # one of these, see above
         tensors=tuple(_tensor(item, what) for item in _take(content, "tensors", list, what)),
     )

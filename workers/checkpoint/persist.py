@@ -15,6 +15,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import xxhash
+
 from workers import failpoint
 from workers.checkpoint import header
 from workers.checkpoint.digests import BLOCK_BYTES, FileDigests, file_digests
@@ -97,6 +99,7 @@ def write_shard(
         rank=rank,
         bytes=image_bytes,
         digest=whole,
+        header_digest=xxhash.xxh3_128_hexdigest(content[: parsed.data_start]),
         verified_from=verified_from,
         tensors=tuple(dataclasses.replace(record, digest=by_tensor[name]) for name, record in parsed.tensors.items()),
     )

@@ -1,16 +1,18 @@
-"""Restoring from a checkpoint, or from snapshots in memory: no byte reaches the training that was not compared with
+"""Restoring from a checkpoint, or from snapshots in memory: no restore ends well in which a byte was not compared with
 the digest of what was saved.
 
-Invariants: a rank's own shard is read once, in large blocks, and checked as a whole before anything of it is used; of
-other ranks' shards only the needed tensors are read, each checked by its own digest, or the shard as a whole where only
-that one's is known. Tensors are looked up over all shards: a replicated tensor lies in one rank's only.
+Invariants: a rank's tensors are filled in the order in which they lie in their shard, a block at a time: each piece is
+digested and copied while the next blocks are read, so that no memory for the shard is needed. Snapshots in memory have
+one digest for all of a shard, which is compared before anything of it is used. Tensors are looked up over all shards: a
+replicated tensor lies in one rank's only.
 
-Faults survived: a shard that is missing, cut short, or has any bit changed raises CheckpointDamaged, which names the
-file and the tensor, so that the ladder can go one rung down. Nothing in a checkpoint is ever unpickled or executed.
+Faults survived: a shard that is missing, of another length, or has any bit changed raises CheckpointDamaged, which
+names the file and the tensor, so that the ladder can go one rung down; some tensors may have its bytes then. Nothing in
+a checkpoint is ever unpickled or executed.
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -18,22 +20,22 @@ import xxhash
 
 from workers import failpoint
 from workers.checkpoint import header
-from workers.checkpoint.digests import BLOCK_BYTES, image_digests
 from workers.checkpoint.image import DTYPES
 from workers.checkpoint.manifest import Manifest, ShardRecord, TensorRecord, checkpoint_dir, read_manifest
-from workers.checkpoint.read_range import read_range
+from workers.checkpoint.read_range import read_range, stream_range
+from workers.checkpoint.scatter import Target, runs, scatter
 from workers.checkpoint.store import Store
 from workers.errors import CallerError, CheckpointDamaged
 
 
 class ShardBytes(Protocol):
-    """Where shards are read from: files, or snapshots that are still in memory. Nothing is checked here."""
-
-    def whole(self, shard: ShardRecord) -> memoryview:
-        """All bytes of a shard; of another length than the record's if the shard is."""
+    """Where shards are read from: files, or snapshots that are still in memory. Nothing is digested here."""
 
     def part(self, shard: ShardRecord, start: int, stop: int) -> memoryview:
         """Bytes start to stop of a shard; fewer if it ends before."""
+
+    def blocks(self, shard: ShardRecord, start: int, stop: int) -> Iterator[memoryview]:
+        """The same in order; each block is valid until the next one is asked for."""
 
     def what(self, shard: ShardRecord) -> str:
         """Names a shard in errors."""
@@ -43,7 +45,8 @@ class ShardBytes(Protocol):
 
 
 class StoredShards:
-    """ShardBytes of a checkpoint in a store, read by one rank; CheckpointDamaged if a file is missing."""
+    """ShardBytes of a checkpoint in a store, read by one rank; CheckpointDamaged if a file is missing or has another
+    length than it was saved with."""
 
     def __init__(self, store: Store, manifest: Manifest, rank: int, alive: Callable[[], None]) -> None:
         self._store = store
@@ -51,13 +54,13 @@ class StoredShards:
         self._directory = checkpoint_dir(manifest.name)
         self._context = {"rank": rank, "step": manifest.step, "generation": manifest.generation}
 
-    def whole(self, shard: ShardRecord) -> memoryview:
-        path = self.what(shard)
-        return self._read(path, 0, self._size(path))
-
     def part(self, shard: ShardRecord, start: int, stop: int) -> memoryview:
-        path = self.what(shard)
-        return self._read(path, start, min(stop, self._size(path)))
+        self._check_size(shard)
+        return read_range(self._store, self.what(shard), start, stop, before_block=self._before_block)
+
+    def blocks(self, shard: ShardRecord, start: int, stop: int) -> Iterator[memoryview]:
+        self._check_size(shard)
+        return stream_range(self._store, self.what(shard), start, stop, before_block=self._before_block)
 
     def what(self, shard: ShardRecord) -> str:
         return f"{self._directory}/{shard.file}"
@@ -65,22 +68,22 @@ class StoredShards:
     def close(self) -> None:
         return  # files are open while they are read
 
-    def _size(self, path: str) -> int:
+    def _check_size(self, shard: ShardRecord) -> None:
+        path = self.what(shard)
         try:
-            return self._store.size(path)
+            size = self._store.size(path)
         except FileNotFoundError:
             raise CheckpointDamaged(f"{path} is missing") from None
+        if size != shard.bytes:
+            raise CheckpointDamaged(f"{path} is damaged: it has {size} bytes, and {shard.bytes} were saved")
 
-    def _read(self, path: str, start: int, stop: int) -> memoryview:
-        def before_block(index: int, total: int) -> None:
-            self._alive()
-            failpoint.hit("restore.read", index=index, total=total, **self._context)
-
-        return read_range(self._store, path, start, stop, before_block=before_block)
+    def _before_block(self, index: int, total: int) -> None:
+        self._alive()
+        failpoint.hit("restore.read", index=index, total=total, **self._context)
 
 
 class CheckpointReader:
-    """A TensorSource over one checkpoint, for one rank. `close` frees the memory of the shards that were read whole."""
+    """A TensorSource over one checkpoint, for one rank. `close` gives back what the shards' bytes came from."""
 
     def __init__(
         self,
@@ -101,8 +104,7 @@ class CheckpointReader:
             )
         self._shards = shards if shards is not None else StoredShards(store, self.manifest, rank, alive)
         self._own = self.manifest.shards[rank]
-        self._whole: dict[int, memoryview] = {}  # by rank
-        self._alive = alive
+        self._compared: dict[int, memoryview] = {}  # by rank, shards that were compared as a whole
         self._parts: dict[str, list[tuple[ShardRecord, TensorRecord]]] = {}
         # Own shard first: of equal parts that several ranks wrote, the one already in memory is taken.
         for shard in (self._own, *self.manifest.shards):
@@ -113,7 +115,7 @@ class CheckpointReader:
 
     def document(self) -> dict[str, Any]:
         """The document that this rank saved."""
-        return header.parse_header(self._content(self._own), self._shards.what(self._own)).document
+        return header.parse_header(self._header(self._own), self._shards.what(self._own)).document
 
     def names(self) -> Collection[str]:
         """Every tensor name in the checkpoint, over all ranks."""
@@ -156,47 +158,73 @@ class CheckpointReader:
             raise KeyError(f"{name}: no saved part covers {missing} elements of {shape} at {offsets}")
         return result
 
+    def fill(self, wanted: Iterable[tuple[str, Sequence[int], torch.Tensor]]) -> None:
+        """Overwrite each tensor with the saved elements from its offsets on, of the whole tensor of that name.
+
+        Raises as `fetch`, and CheckpointDamaged for a tensor of another type than was saved.
+        """
+        streams: dict[int, list[Target]] = {}
+        taken: set[tuple[str, tuple[int, ...]]] = set()
+        for name, offsets, tensor in wanted:
+            key = (name, tuple(offsets))
+            stored = self._dtype(self._parts[name][0][1])
+            if stored != tensor.dtype:
+                raise CheckpointDamaged(f"{name}: the shard holds {stored}, but the document says {tensor.dtype}")
+            same = (one for one in self._parts[name] if (one[1].offsets, one[1].shape) == (key[1], tuple(tensor.shape)))
+            shard, record = next(same, (None, None))
+            if shard is None or record is None or not tensor.is_contiguous() or key in taken:
+                tensor.copy_(self.fetch(name, offsets=offsets, shape=tensor.shape))
+                continue
+            taken.add(key)
+            if record.start < record.stop:
+                streams.setdefault(shard.rank, []).append(Target.of(record, tensor))
+        for rank, targets in sorted(streams.items()):
+            self._fill_from(self.manifest.shards[rank], targets)
+
     def close(self) -> None:
-        """Forget the bytes of whole shards; a later call reads files again."""
-        self._whole.clear()
+        """Forget what was read; a later call reads again."""
+        self._compared.clear()
         self._shards.close()
 
+    def _fill_from(self, shard: ShardRecord, targets: list[Target]) -> None:
+        by_tensor = _is_digested_by_tensor(shard)
+        if not by_tensor:
+            self._content(shard)
+        for run in runs(targets):
+            blocks = self._shards.blocks(shard, run[0].start, run[-1].stop)
+            if bad := scatter(blocks, run, digests=by_tensor):
+                raise self._damaged(shard, f"tensor {bad!r} has other bytes than were saved")
+
     def _tensor(self, shard: ShardRecord, record: TensorRecord) -> torch.Tensor:
-        """One saved part, verified, as a view of the memory it was read into."""
-        if shard is self._own or not record.digest:
-            content = self._content(shard)[record.start : record.stop]
-        else:
+        """One saved part, compared with its digest, as a view of the memory it lies in."""
+        if _is_digested_by_tensor(shard):
             content = self._shards.part(shard, record.start, record.stop)
             if xxhash.xxh3_128_hexdigest(content) != record.digest:
                 raise self._damaged(shard, f"tensor {record.name!r} has other bytes than were saved")
+        else:
+            content = self._content(shard)[record.start : record.stop]
         dtype = self._dtype(record)
         return torch.frombuffer(content, dtype=torch.uint8).view(dtype).view(record.shape)
 
-    def _content(self, shard: ShardRecord) -> memoryview:
-        """All of a shard, compared with its digest when it is read."""
-        content = self._whole.get(shard.rank)
-        if content is None:
-            content = self._shards.whole(shard)
-            if len(content) != shard.bytes:
-                raise self._damaged(shard, f"it has {len(content)} bytes, and {shard.bytes} were saved")
-            if self._digest(content) != shard.digest:
-                raise self._damaged(shard, f"{self._place_of_damage(shard, content)} other bytes than were saved")
-            self._whole[shard.rank] = content
+    def _header(self, shard: ShardRecord) -> memoryview:
+        if not _is_digested_by_tensor(shard):
+            return self._content(shard)
+        content = self._shards.part(shard, 0, min((one.start for one in shard.tensors), default=shard.bytes))
+        if xxhash.xxh3_128_hexdigest(content) != shard.header_digest:
+            raise self._damaged(shard, "its header has other bytes than were saved")
         return content
 
-    def _digest(self, content: memoryview) -> str:
-        digester = xxhash.xxh3_128()
-        for start in range(0, len(content), BLOCK_BYTES):
-            self._alive()
-            digester.update(content[start : start + BLOCK_BYTES])
-        return digester.hexdigest()
-
-    def _place_of_damage(self, shard: ShardRecord, content: memoryview) -> str:
-        if not all(record.digest for record in shard.tensors):
-            return "it has"
-        by_tensor = image_digests(content, shard.tensors)[1]
-        bad = [record.name for record in shard.tensors if by_tensor[record.name] != record.digest]
-        return f"tensor {bad[0]!r} has" if bad else "its header has"
+    def _content(self, shard: ShardRecord) -> memoryview:
+        """All of a shard, compared with its digest when it is first asked for."""
+        content = self._compared.get(shard.rank)
+        if content is None:
+            digester = xxhash.xxh3_128()
+            for block in self._shards.blocks(shard, 0, shard.bytes):
+                digester.update(block)
+            if digester.hexdigest() != shard.digest:
+                raise self._damaged(shard, "it has other bytes than were saved")
+            content = self._compared[shard.rank] = self._shards.part(shard, 0, shard.bytes)
+        return content
 
     def _dtype(self, record: TensorRecord) -> torch.dtype:
         try:
@@ -206,6 +234,11 @@ class CheckpointReader:
 
     def _damaged(self, shard: ShardRecord, reason: str) -> CheckpointDamaged:
         return CheckpointDamaged(f"{self._shards.what(shard)} is damaged: {reason}")
+
+
+def _is_digested_by_tensor(shard: ShardRecord) -> bool:
+    """Else only the digest of the whole is known."""
+    return bool(shard.header_digest)
 
 
 def _lies_within(offsets: Sequence[int], shape: Sequence[int], record: TensorRecord) -> bool:

@@ -1,6 +1,6 @@
 """What passes between the training state and the checkpoint format."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -67,9 +67,10 @@ class TensorSource(Protocol):
     def names(self) -> Collection[str]:
         """Every tensor name in the checkpoint, over all ranks."""
 
-    def fetch(self, name: str, *, offsets: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
-        """A CPU tensor with the bytes of that part, checked against the digest of what was saved. It may be a view of
-        the source's memory: to be copied, not written to or kept.
+    def fill(self, wanted: Iterable[tuple[str, Sequence[int], torch.Tensor]]) -> None:
+        """Overwrite each tensor, of whatever device, with the saved elements from its offsets on, of the whole tensor
+        of that name; all bytes are compared with the digests of what was saved.
 
-        Raises KeyError if there is no such part and CheckpointDamaged if its bytes are not the committed ones.
+        Raises KeyError if there is no such part, and CheckpointDamaged if its bytes are not the committed ones or of
+        another type; some of the tensors may have changed then.
         """

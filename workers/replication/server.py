@@ -16,6 +16,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import xxhash
+
 from workers.checkpoint.digests import image_digests
 from workers.checkpoint.header import parse_header
 from workers.checkpoint.manifest import ShardRecord, pack_shard, shard_file
@@ -164,7 +166,8 @@ def _record(slot: Slot, rank: int, world_size: int) -> ShardRecord:
     """What lies where in it; CheckpointDamaged if its bytes are not those that were digested."""
     what = f"rank {rank}'s snapshot of step {slot.step}"
     content = slot.image[: slot.image_bytes]
-    tensors = parse_header(content, what).tensors
+    parsed = parse_header(content, what)
+    tensors = parsed.tensors
     whole, by_tensor = image_digests(content, tensors.values())
     if whole != slot.digest:
         raise CheckpointDamaged(f"{what} has changed in memory")
@@ -173,6 +176,7 @@ def _record(slot: Slot, rank: int, world_size: int) -> ShardRecord:
         rank=rank,
         bytes=len(content),
         digest=whole,
+        header_digest=xxhash.xxh3_128_hexdigest(content[: parsed.data_start]),
         verified_from="memory",
         tensors=tuple(dataclasses.replace(record, digest=by_tensor[name]) for name, record in tensors.items()),
     )

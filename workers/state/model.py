@@ -117,8 +117,10 @@ class ModelPart:
         live = {member.name: member.tensor for member in self.members()}
         for name, record in document["tensors"].items():
             restorer.fill(record["name"], live[name])
-        for name, module in self._current_plan().walk.extra:
-            module.set_extra_state(tree.decode(document["extra"][name], restorer.make))
+        modules = self._current_plan().walk.extra
+        extra = restorer.decode((document["extra"][name], None) for name, _ in modules)
+        for (_, module), state in zip(modules, extra, strict=True):
+            module.set_extra_state(state)
 
 
 def members_of(models: Sequence[ModelPart]) -> dict[int, Member]:

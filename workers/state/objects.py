@@ -45,7 +45,8 @@ class ObjectPart:
             restorer.require_ref(ref)
 
     def apply(self, document: dict[str, Any], restorer: Restorer) -> None:
-        self._write(tree.decode(document["state"], restorer.make))
+        (state,) = restorer.decode([(document["state"], None)])
+        self._write(state)
 
     def _stored_name(self, path: str, tensor: torch.Tensor) -> str:
         return path if isinstance(tensor, DTensor) else own_name(path, self._rank)

@@ -11,7 +11,6 @@ that is plain although its parameter is sharded (`step`) belongs to its rank.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 from operator import is_
 from typing import Any
 
@@ -213,15 +212,20 @@ class OptimizerPart:
             restorer.require_ref(ref)
 
     def apply(self, document: dict[str, Any], restorer: Restorer) -> None:
-        self._restore(document, restorer)
-        rest = tree.decode(document["rest"], restorer.make)
+        rest = self._restore(document, restorer)
         if rest["extra"]:
             # Only the optimizer knows where these belong; what it casts on the way is put right again.
             self._optimizer.load_state_dict({**self._optimizer.state_dict(), **rest["extra"]})
             self._restore(document, restorer)
 
-    def _restore(self, document: dict[str, Any], restorer: Restorer) -> None:
-        rest = tree.decode(document["rest"], restorer.make)
+    def _restore(self, document: dict[str, Any], restorer: Restorer) -> dict[str, Any]:
+        """Returns what belongs to no parameter."""
+        saved = document["state"]
+        members = [one for one in self._look_up().parameters.values() if one.name in saved]
+        rest: dict[str, Any]
+        rest, *states = restorer.decode(
+            [(document["rest"], None), *((saved[one.name], one.tensor.device) for one in members)]
+        )
         for group, index in zip(self._optimizer.param_groups, self._matched_groups(document), strict=True):
             for option, value in rest["groups"][index]["options"].items():
                 live = group.get(option)
@@ -232,11 +236,9 @@ class OptimizerPart:
                     group[option] = value
         self._optimizer.state.clear()
         self._optimizer.state.update(rest["other"])
-        for member in self._look_up().parameters.values():
-            if member.name in document["state"]:
-                make = partial(restorer.make, device=member.tensor.device)
-                self._optimizer.state[member.tensor] = tree.decode(document["state"][member.name], make)
+        self._optimizer.state.update(zip((one.tensor for one in members), states, strict=True))
         self._plan = None
+        return rest
 
     def _look_up(self, models_are_known: bool = False) -> _Named:
         members = [model.known_members() if models_are_known else model.members() for model in self._models]

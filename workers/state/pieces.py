@@ -18,6 +18,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from workers.checkpoint.tensors import NamedTensor, TensorSource
 from workers.errors import CallerError, CheckpointDamaged
+from workers.state import tree
 from workers.state.sameness import Memories
 from workers.state.tree import TensorRef, dtype_name, layout_key, local_part
 
@@ -117,6 +118,7 @@ class Restorer:
     def __init__(self, source: TensorSource, live: Iterable[torch.Tensor] = ()) -> None:
         self._source = source
         self._names = frozenset(source.names())
+        self._wanted: list[tuple[str, Sequence[int], torch.Tensor]] = []
         self._layouts: dict[str, tuple[DeviceMesh, tuple[Placement, ...]]] = {}
         for tensor in live:
             if isinstance(tensor, DTensor):
@@ -129,23 +131,34 @@ class Restorer:
             raise CheckpointDamaged(f"the checkpoint's document refers to the tensor {name}, but no shard holds it")
 
     def require_ref(self, ref: TensorRef) -> None:
-        """Raises CheckpointDamaged or CallerError if `make` could not make this tensor."""
+        """Raises CheckpointDamaged or CallerError if `decode` could not make this tensor."""
         if ref.layout is not None:
             self._layout(ref)
         self.require(ref.name)
 
     def fill(self, name: str, target: torch.Tensor) -> None:
-        """Overwrite this rank's part of `target` with the stored one; `check_same` has passed."""
-        if _is_empty_part(target):
-            return
-        local, offsets = _local_part(target)
-        stored = self._source.fetch(name, offsets=offsets, shape=tuple(local.shape))
-        if stored.dtype != local.dtype:
-            raise CheckpointDamaged(f"{name}: the shard holds {stored.dtype}, but the document says {local.dtype}")
-        local.copy_(stored)
+        """Have the next `decode` overwrite this rank's part of `target`; `check_same` has passed."""
+        if not _is_empty_part(target):
+            local, offsets = _local_part(target)
+            self._wanted.append((name, offsets, local))
 
-    def make(self, ref: TensorRef, *, device: torch.device | None = None) -> torch.Tensor:
-        """A new tensor as it was saved. `device`: where it goes if that is of the saved kind, e.g. this rank's GPU."""
+    def decode(self, documents: Iterable[tuple[tree.Json, torch.device | None]]) -> list[Any]:
+        """The trees again, and all that `fill` was told of is filled. With each its device: where tensors go that were
+        saved from one of that kind, e.g. this rank's GPU."""
+        documents = list(documents)
+        made = [[(ref, self._make(ref, device)) for ref in tree.refs(document)] for document, device in documents]
+        wanted, self._wanted = self._wanted, []
+        self._source.fill(wanted)
+        trees = []
+        for (document, _), tensors in zip(documents, made, strict=True):
+            by_ref: dict[TensorRef, list[torch.Tensor]] = {}
+            for ref, tensor in tensors:
+                by_ref.setdefault(ref, []).append(tensor)
+            trees.append(tree.decode(document, lambda ref, by_ref=by_ref: by_ref[ref].pop()))  # type: ignore[misc]
+        return trees
+
+    def _make(self, ref: TensorRef, device: torch.device | None) -> torch.Tensor:
+        """A new tensor, to be filled as it was saved."""
         place = device if device is not None and device.type == ref.device else torch.device(ref.device)
         made: torch.Tensor
         if ref.layout is not None:
