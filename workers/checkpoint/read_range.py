@@ -23,6 +23,25 @@ BeforeBlock = Callable[[int, int], None]
 """Called with (index, total) in the caller's thread before each block is read."""
 
 
+class CachedBlock:
+    """Bytes of a file that lie in the page cache: to be copied from there straight to where they belong."""
+
+    def __init__(self, file: StoreFile, position: int, size_bytes: int) -> None:
+        self.file = file
+        self.position = position
+        self._size_bytes = size_bytes
+
+    def __len__(self) -> int:
+        return self._size_bytes
+
+    def read_into(self, buffer: memoryview, start: int) -> int:
+        """The block's bytes from `start` on; returns how many there were, less only at the file's end."""
+        return self.file.read_into(buffer, self.position + start)
+
+
+Block = memoryview | CachedBlock
+
+
 def read_range(store: Store, path: str, start: int, stop: int, *, before_block: BeforeBlock) -> memoryview:
     """Bytes start to stop of a file, fewer if it ends before; writable, and page-aligned where `start` is."""
     if stop - start <= _SMALL_BYTES:
@@ -32,60 +51,58 @@ def read_range(store: Store, path: str, start: int, stop: int, *, before_block: 
             return small[: file.read_into(small, start)]
     first = start // PAGE_BYTES * PAGE_BYTES
     memory = memoryview(huge_pages.anonymous(stop - first))
-
-    def own_place(index: int) -> memoryview:
-        return memory[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES]
-
-    done = sum(len(block) for block in _blocks(store, path, first, stop, own_place, before_block))
+    at = done = 0
+    for block in _blocks(store, path, first, stop, memory, before_block):
+        if isinstance(block, CachedBlock):
+            done += block.read_into(memory[at : at + len(block)], 0)
+        else:
+            done += len(block)
+        at += BLOCK_BYTES
     return memory[start - first : min(done, stop - first)]
 
 
-def stream_range(store: Store, path: str, start: int, stop: int, *, before_block: BeforeBlock) -> Iterator[memoryview]:
+def stream_range(store: Store, path: str, start: int, stop: int, *, before_block: BeforeBlock) -> Iterator[Block]:
     """The same in order, in blocks; each is valid until the next one is asked for. Needs memory for three blocks."""
     if stop - start <= _SMALL_BYTES:
         yield read_range(store, path, start, stop, before_block=before_block)
         return
     first = start // PAGE_BYTES * PAGE_BYTES
     memory = memoryview(huge_pages.anonymous((_READERS + 1) * BLOCK_BYTES))
-
-    def place(index: int) -> memoryview:
-        at = index % (_READERS + 1) * BLOCK_BYTES
-        return memory[at : at + BLOCK_BYTES]
-
     position = first
-    for block in _blocks(store, path, first, stop, place, before_block):
-        yield block[max(0, start - position) : stop - position]
+    for block in _blocks(store, path, first, stop, memory, before_block):
+        skipped, wanted = max(0, start - position), min(len(block), stop - position)
         position += len(block)
+        if isinstance(block, CachedBlock):
+            yield CachedBlock(block.file, block.position + skipped, wanted - skipped)
+        else:
+            yield block[skipped:wanted]
 
 
 def _blocks(
-    store: Store,
-    path: str,
-    first: int,
-    stop: int,
-    place: Callable[[int], memoryview],
-    before_block: BeforeBlock,
-) -> Iterator[memoryview]:
-    """What is read into the places, whole pages, in order; when one is given out, those after it are being filled."""
+    store: Store, path: str, first: int, stop: int, memory: memoryview, before_block: BeforeBlock
+) -> Iterator[Block]:
+    """Whole pages, in order. What is not cached is read into `memory`, each block into the next part of it, and into
+    the first again at its end; when one is given out, those after it are being read."""
     size = -(-(stop - first) // PAGE_BYTES) * PAGE_BYTES
     total = -(-size // BLOCK_BYTES)
+    places = -(-len(memory) // BLOCK_BYTES)
     with (
         closing_file(store.open_existing(path)) as cached,
         closing_file(store.open_existing(path, direct=True)) as direct,
         ThreadPoolExecutor(_READERS, thread_name_prefix="lastgood-read") as readers,
     ):
-        pending: deque[tuple[memoryview, Future[int]]] = deque()
+        pending: deque[CachedBlock | tuple[memoryview, Future[int]]] = deque()
         for index in range(total + _READERS):
             if index < total:
                 before_block(index, total)
                 at = index * BLOCK_BYTES
-                block = place(index)[: size - at]
-                pending.append((block, readers.submit(_read, cached, direct, block, first + at)))
+                length = min(BLOCK_BYTES, size - at)
+                if cached.is_cached(first + at, length):
+                    pending.append(CachedBlock(cached, first + at, length))
+                else:
+                    place = index % places * BLOCK_BYTES
+                    block = memory[place : place + length]
+                    pending.append((block, readers.submit(direct.read_into, block, first + at)))
             if index >= _READERS and pending:
-                block, reading = pending.popleft()
-                yield block[: reading.result()]
-
-
-def _read(cached: StoreFile, direct: StoreFile, block: memoryview, position: int) -> int:
-    file = cached if cached.is_cached(position, len(block)) else direct
-    return file.read_into(block, position)
+                ready = pending.popleft()
+                yield ready if isinstance(ready, CachedBlock) else ready[0][: ready[1].result()]

@@ -22,7 +22,7 @@ from workers import failpoint
 from workers.checkpoint import header
 from workers.checkpoint.image import DTYPES
 from workers.checkpoint.manifest import Manifest, ShardRecord, TensorRecord, checkpoint_dir, read_manifest
-from workers.checkpoint.read_range import read_range, stream_range
+from workers.checkpoint.read_range import Block, read_range, stream_range
 from workers.checkpoint.scatter import Target, runs, scatter
 from workers.checkpoint.store import Store
 from workers.errors import CallerError, CheckpointDamaged
@@ -34,7 +34,7 @@ class ShardBytes(Protocol):
     def part(self, shard: ShardRecord, start: int, stop: int) -> memoryview:
         """Bytes start to stop of a shard; fewer if it ends before."""
 
-    def blocks(self, shard: ShardRecord, start: int, stop: int) -> Iterator[memoryview]:
+    def blocks(self, shard: ShardRecord, start: int, stop: int) -> Iterator[Block]:
         """The same in order; each block is valid until the next one is asked for."""
 
     def what(self, shard: ShardRecord) -> str:
@@ -58,7 +58,7 @@ class StoredShards:
         self._check_size(shard)
         return read_range(self._store, self.what(shard), start, stop, before_block=self._before_block)
 
-    def blocks(self, shard: ShardRecord, start: int, stop: int) -> Iterator[memoryview]:
+    def blocks(self, shard: ShardRecord, start: int, stop: int) -> Iterator[Block]:
         self._check_size(shard)
         return stream_range(self._store, self.what(shard), start, stop, before_block=self._before_block)
 
@@ -220,6 +220,7 @@ class CheckpointReader:
         if content is None:
             digester = xxhash.xxh3_128()
             for block in self._shards.blocks(shard, 0, shard.bytes):
+                assert isinstance(block, memoryview), "of files all digests are known"
                 digester.update(block)
             if digester.hexdigest() != shard.digest:
                 raise self._damaged(shard, "it has other bytes than were saved")

@@ -11,6 +11,7 @@ import xxhash
 
 from workers.checkpoint.digests import BLOCK_BYTES
 from workers.checkpoint.manifest import TensorRecord
+from workers.checkpoint.read_range import Block, CachedBlock
 
 _PIECE_BYTES = 1 << 20
 
@@ -42,7 +43,7 @@ def runs(targets: Iterable[Target]) -> list[list[Target]]:
     return found
 
 
-def scatter(blocks: Iterator[memoryview], run: Sequence[Target], *, digests: bool) -> str:
+def scatter(blocks: Iterator[Block], run: Sequence[Target], *, digests: bool) -> str:
     """Fill all of a run from blocks that begin where it does; with `digests`, the name of a tensor that has other bytes
     than its digest says, "" if there is none. One that the blocks cut off has."""
     position = run[0].start
@@ -54,11 +55,11 @@ def scatter(blocks: Iterator[memoryview], run: Sequence[Target], *, digests: boo
         while target is not None and target.start < end:
             begin, stop = max(target.start, position), min(target.stop, end)
             for at in range(begin, stop, _PIECE_BYTES):
-                piece = block[at - position : min(at + _PIECE_BYTES, stop) - position]
+                end_of_piece = min(at + _PIECE_BYTES, stop)
+                memory = target.memory[at - target.start : end_of_piece - target.start]
+                piece = _fill(memory, block, at - position, end_of_piece - position)
                 if digests:
                     digester.update(piece)
-                filled = target.memory[at - target.start : at - target.start + len(piece)]
-                filled.copy_(torch.frombuffer(piece, dtype=torch.uint8))
             if target.stop > end:
                 break
             if digests and digester.hexdigest() != target.digest:
@@ -66,3 +67,17 @@ def scatter(blocks: Iterator[memoryview], run: Sequence[Target], *, digests: boo
             target, digester = next(ahead, None), xxhash.xxh3_128()
         position = end
     return target.name if target is not None else ""
+
+
+def _fill(memory: torch.Tensor, block: Block, start: int, stop: int) -> memoryview:
+    """Copy these bytes of a block; returns them, from wherever they are at hand. What the block lacks is not filled."""
+    if isinstance(block, CachedBlock):
+        piece = memoryview(memory.numpy().data if memory.is_cpu else bytearray(stop - start))
+        piece = piece[: block.read_into(piece, start)]
+        if memory.is_cpu:
+            return piece
+    else:
+        piece = block[start:stop]
+    if len(piece):
+        memory[: len(piece)].copy_(torch.frombuffer(piece, dtype=torch.uint8))
+    return piece
