@@ -81,14 +81,16 @@ class SnapshotWriter:
         wait_seconds: float | None = None,
         again: bool = False,
     ) -> bool:
-        """Copy the state into a free slot and tell the keeper; False if there is none in time or the keeper is gone.
+        """Copy the state into a free slot and tell the keeper; False if there is none in time.
+
+        While the keeper is gone, snapshots are taken as long as there are free slots, for its successor.
 
         With `wait_seconds` the copy is done when this returns; without, a part of it may go on beside the training, and
         `settle` says whether it was any good. `durable`: it is due to be written to storage.
         """
         self.settle()
         self.reconnect_if_lost()
-        if self._keeper is None:
+        if self._keeper is None and not self._slots:
             return False
         context = {
             "rank": self._orders.rank,
@@ -189,6 +191,8 @@ class SnapshotWriter:
 
     def _free_slot(self, image_bytes: int, wait_seconds: float, *, durable: bool, spare: int) -> int | None:
         if len(self._slots) < self._orders.snapshot_slots or any(slot.capacity < image_bytes for slot in self._slots):
+            if self._keeper is None:
+                return None  # what lies in the slots is for its successor
             self._replace_slots(image_bytes)
         deadline = time.monotonic() + wait_seconds
         ask_at = time.monotonic()
@@ -207,9 +211,8 @@ class SnapshotWriter:
 
     def _keeper_made_room(self) -> bool:
         """Whether the keeper has freed a slot that it only kept for the time in which a newer one is copied."""
-        if not self._copied():
+        if not self._copied() or self._keeper is None:
             return False
-        assert self._keeper is not None
         self._send("make_room")
         try:
             answer = self._keeper.receive(_MAKE_ROOM_SECONDS)
@@ -275,7 +278,8 @@ class SnapshotWriter:
             self._slots = [Slot.from_fd(fd) for fd in answer[1]]
 
     def _send(self, kind: str, fds: tuple[int, ...] = (), **fields: object) -> None:
-        assert self._keeper is not None
+        if self._keeper is None:
+            raise OSError("the keeper is gone, and there is none in its place yet")
         self._keeper.send(kind, fds=fds, **fields)
 
 

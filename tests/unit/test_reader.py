@@ -177,7 +177,7 @@ def filled_state() -> CapturedState:
 
 
 @pytest.mark.parametrize("names", [["wide", "small", "bits", "large", "other", "empty"], ["other"], ["small", "bits"]])
-@pytest.mark.parametrize("where", ["stored", "in memory"])
+@pytest.mark.parametrize("where", ["stored", "in the page cache", "in memory"])
 def test_tensors_are_filled_whatever_their_order_and_size(tmp_path: Path, where: str, names: list[str]) -> None:
     reader, state = filled_reader(tmp_path, where)
     saved = {named.name: named.tensor for named in state.tensors}
@@ -193,15 +193,21 @@ def test_tensors_are_filled_whatever_their_order_and_size(tmp_path: Path, where:
 
 def filled_reader(directory: Path, where: str) -> tuple[CheckpointReader, CapturedState]:
     state, store = filled_state(), LocalStore(directory)
-    if where == "stored":
-        return CheckpointReader(store, save(store, [state]).name, 0), state
+    if where != "in memory":
+        manifest = save(store, [state])
+        if where == "in the page cache":
+            (directory / checkpoint_dir(manifest.name) / manifest.shards[0].file).read_bytes()
+        return CheckpointReader(store, manifest.name, 0), state
     shards = held_shards([write_image(state)[0]])
     return CheckpointReader(store, "m", 0, manifest=shards.manifest(1), shards=shards), state
 
 
 @pytest.mark.parametrize("name", ["large", "small", "wide", "bits"])
-def test_a_flipped_bit_of_a_tensor_that_is_filled_is_damage_that_names_it(tmp_path: Path, name: str) -> None:
-    reader, state = filled_reader(tmp_path, "stored")
+@pytest.mark.parametrize("where", ["stored", "in the page cache"])
+def test_a_flipped_bit_of_a_tensor_that_is_filled_is_damage_that_names_it(
+    tmp_path: Path, where: str, name: str
+) -> None:
+    reader, state = filled_reader(tmp_path, where)
     shard = reader.manifest.shards[0]
     record = next(record for record in shard.tensors if record.name == name)
     with open(tmp_path / checkpoint_dir(reader.manifest.name) / shard.file, "r+b") as file:

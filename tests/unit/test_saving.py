@@ -1,9 +1,12 @@
 """A save on its way: what a waiting loop is told, and what happens without a free slot or a keeper."""
 
+from typing import Any
+
 import pytest
 from fakes import Loop, Rig
 
 from workers.checkpoint.slots import SlotState
+from workers.snapshots import SnapshotWriter
 
 # ---------------------------------------------------------------- waiting for a save
 
@@ -124,6 +127,20 @@ def test_a_keeper_that_comes_back_is_given_the_slots_with_what_is_in_them(rig: R
     assert rig.keeper.snapshot_steps() == [4]
 
 
+def test_a_save_that_is_due_while_the_keeper_is_gone_is_taken_for_its_successor(rig: Rig) -> None:
+    loop = Loop(rig.session(save_every_steps=2)).track().restore()
+    loop.train(2)
+    loop.next_batch()
+    assert rig.keeper.snapshot_steps() == [2]
+    rig.keeper.die()
+    loop.train(4)  # that of step 4 takes the last free slot, and that of step 6 finds none
+    rig.revive_keeper()
+    loop.train(1)
+    assert len(rig.keeper.messages("slots")) == 1
+    assert [rig.keeper.slot_of(step).step for step in (2, 4)] == [2, 4]
+    assert {slot.state for slot in rig.keeper.slots} == {SlotState.COMPLETE}
+
+
 def test_a_waiting_save_outlives_its_keeper(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop(rig.session(save_every_steps=1)).track().restore()
     loop.train(1)
@@ -131,17 +148,17 @@ def test_a_waiting_save_outlives_its_keeper(rig: Rig, monkeypatch: pytest.Monkey
     assert rig.keeper.snapshot_steps() == [1]
     rig.keeper.die()
     loop.session.end_step()
-    revived: list[float] = []
+    take = SnapshotWriter.take
 
-    def revive(seconds: float) -> None:
-        if not revived:
-            rig.revive_keeper()
-        revived.append(seconds)
+    def take_and_revive(*arguments: Any, **keywords: Any) -> bool:
+        taken = take(*arguments, **keywords)
+        rig.revive_keeper()
+        return taken
 
-    monkeypatch.setattr("workers.saving.time.sleep", revive)
+    monkeypatch.setattr(SnapshotWriter, "take", take_and_revive)
     with rig.answering([True]):
         assert loop.session.save_now(wait=True)
-    assert revived
+    assert rig.keeper.seen == ["slots"]
 
 
 def test_the_next_generation_gets_the_slots_back_with_what_is_in_them(rig: Rig) -> None:

@@ -190,14 +190,14 @@ class OptimizerPart:
     def step_counts(self) -> list[list[float]]:
         """The distinct values of `step` in the state, each with how many parameters have it."""
         values: list[Any] = []
-        on_device: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+        tensors: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
         for state in self._optimizer.state.values():
             step = state.get("step") if isinstance(state, dict) else None
-            if type(step) is torch.Tensor and not step.is_cpu and step.ndim == 0:
-                on_device.setdefault((step.device, step.dtype), []).append(step)
+            if type(step) is torch.Tensor and step.ndim == 0:
+                tensors.setdefault((step.device, step.dtype), []).append(step)
             elif step is not None:
                 values.append(step)
-        for together in on_device.values():  # one by one they would be as many waits for the device
+        for together in tensors.values():  # one by one they would be as many waits for a device
             values += torch.stack(together).tolist()
         return [[step, count] for step, count in sorted(Counter(map(float, values)).items())]
 
