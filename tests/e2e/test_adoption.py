@@ -55,6 +55,7 @@ def test_a_second_driver_adopts_the_run_of_one_that_was_killed(
     assert not left.exists(), "locks were left behind"
 
 
+@pytest.mark.slow
 def test_a_finished_run_that_is_started_again_trains_no_further(tmp_path: Path) -> None:
     harness.trainer(tmp_path, "twice", loops.train_loop).fit()
     again = harness.trainer(tmp_path, "twice", loops.train_loop).fit()

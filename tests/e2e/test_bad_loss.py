@@ -64,6 +64,7 @@ def rolled_back(ray_cluster: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return supervised.fit().run_dir
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_stops_the_run_before_its_step_is_saved(tmp_path: Path) -> None:
     supervised = harness.trainer(
         tmp_path, "stop", poisoned_loop.train_loop, config={"poison": [[0, 14]]}, save_every_steps=5
@@ -142,6 +143,7 @@ def test_all_ranks_find_it_and_the_coordinator_dies_before_the_skip_is_in_a_gene
     assert_consumed_once_without(result.run_dir, [(0, 14)])
 
 
+@pytest.mark.slow
 def test_a_rollback_without_a_loader_that_can_skip_is_refused_before_training(tmp_path: Path) -> None:
     supervised = harness.trainer(
         tmp_path, "no-loader", loops.failing_later_loop, config={"fails_after": 0}, on_bad_loss="rollback"

@@ -28,13 +28,14 @@ def parameter_after(steps: int) -> float:
     return -sum(2 - 0.5 ** (step - 1) for step in range(1, steps + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tensors", "mib"),
     [
         pytest.param(8, 64, id="64-MiB"),
-        pytest.param(8, 4096, id="4-GiB", marks=pytest.mark.slow),
-        pytest.param(2_500, 64, id="5000-tensors", marks=pytest.mark.slow),
-        pytest.param(20_000, 5, id="20000-tiny-parameters", marks=pytest.mark.slow),
+        pytest.param(8, 4096, id="4-GiB"),
+        pytest.param(2_500, 64, id="5000-tensors"),
+        pytest.param(20_000, 5, id="20000-tiny-parameters"),
     ],
 )
 def test_a_state_of_this_size_is_saved_killed_and_restored(tmp_path: Path, tensors: int, mib: int) -> None:

@@ -24,6 +24,7 @@ def controller_of(cluster: Path) -> int:
     return pid
 
 
+@pytest.mark.slow
 def test_rays_controller_dies_and_fit_starts_it_again(ray_cluster: Path, tmp_path: Path, reference: Path) -> None:
     run = Run(harness.trainer(tmp_path, "controller", loops.train_loop, config=PACE, max_failures=0))
     run.status_when(lambda status: status["step"] >= 25)

@@ -90,6 +90,7 @@ def test_a_rank_that_does_it_every_time_is_named_and_stops_the_run(tmp_path: Pat
     assert max(entry["step"] for entry in entries(run_dir, "commit")) == SAVED_BEFORE
 
 
+@pytest.mark.slow
 def test_a_bit_that_flips_is_found_in_a_snapshot_that_was_only_to_stay_in_memory(tmp_path: Path, calm: Path) -> None:
     result = flipping(tmp_path, "in-memory", (1,), snapshot_every_steps=1, snapshot_slots=4).fit()
     (found,) = entries(result.run_dir, "corruption")

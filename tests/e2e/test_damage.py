@@ -170,6 +170,7 @@ def test_a_pickle_planted_in_a_checkpoint_is_never_executed(run_dir: Path, tmp_p
     assert marker.exists(), "the pickle does nothing, so this test proves nothing"
 
 
+@pytest.mark.slow
 def test_a_rolled_back_timeline_never_comes_back_however_high_its_steps(run_dir: Path, reference: Path) -> None:
     archive = RunArchive(LocalStore(run_dir))
     rolled_back = GenerationRecord(

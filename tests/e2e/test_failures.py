@@ -24,6 +24,7 @@ def test_a_loop_that_fails_before_any_progress_stops_with_the_users_traceback_on
     assert len(entries(supervised.run_dir, "failure")) == 2
 
 
+@pytest.mark.slow
 def test_the_first_cause_is_named_and_not_its_echo(tmp_path: Path) -> None:
     supervised = harness.trainer(tmp_path, "mistake", loops.failing_later_loop, config={"fails_after": 5})
     with pytest.raises(TrainingFailed, match="ZeroDivisionError: the user's mistake"):
@@ -42,6 +43,7 @@ def test_max_failures_bounds_the_restarts(tmp_path: Path) -> None:
     assert len(entries(supervised.run_dir, "failure")) == 2
 
 
+@pytest.mark.slow
 def test_snapshots_that_do_not_fit_are_refused_before_training(tmp_path: Path) -> None:
     supervised = harness.trainer(tmp_path, "memory", loops.train_loop, memory_fraction_max=0.0001)
     with pytest.raises(
@@ -51,6 +53,7 @@ def test_snapshots_that_do_not_fit_are_refused_before_training(tmp_path: Path) -
     assert not entries(supervised.run_dir, "first_step")
 
 
+@pytest.mark.slow
 def test_a_ray_train_call_inside_the_loop_names_its_replacement(tmp_path: Path) -> None:
     def loop(config: dict[str, object]) -> None:
         import ray.train
@@ -61,6 +64,7 @@ def test_a_ray_train_call_inside_the_loop_names_its_replacement(tmp_path: Path) 
         Run(harness.trainer(tmp_path, "guard", loop)).result()
 
 
+@pytest.mark.slow
 def test_a_loop_without_a_session_runs_unprotected_and_says_so(tmp_path: Path) -> None:
     def loop(config: dict[str, object]) -> None:
         return None

@@ -62,6 +62,7 @@ def small_cgroup() -> Iterator[Path]:
     path.rmdir()
 
 
+@pytest.mark.slow
 def test_a_rank_that_the_kernel_kills_for_its_memory_is_told_from_a_crash(
     tmp_path: Path, reference: Path, small_cgroup: Path
 ) -> None:

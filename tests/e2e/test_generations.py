@@ -48,6 +48,7 @@ def test_all_ranks_killed_at_once(tmp_path: Path, reference: Path) -> None:
     harness.assert_equal_runs(result.run_dir, reference)
 
 
+@pytest.mark.slow
 def test_a_rank_dies_while_its_peer_is_stopped(tmp_path: Path, reference: Path) -> None:
     run = Run(harness.trainer(tmp_path, "stopped", loops.train_loop, config=PACE))
     status = run.status_when(lambda status: status["step"] >= 25)

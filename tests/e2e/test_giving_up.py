@@ -16,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
 FAILS_AT = 33
 
 
+@pytest.mark.slow
 def test_a_checkpoint_after_which_the_run_always_fails_is_passed_over_for_the_one_before(
     tmp_path: Path, reference: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""Fifty generations in a row leave nothing behind."""
+"""Many generations in a row leave nothing behind."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from workers.failpoint import Arm
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
-GENERATIONS = 50
+EARLY = 6
 
 
 def open_files(pid: int) -> dict[str, int]:
@@ -47,23 +47,27 @@ def measure(status: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_fifty_generations_leave_no_process_descriptor_memfd_or_memory_behind(tmp_path: Path, reference: Path) -> None:
+@pytest.mark.parametrize("generations", [14, pytest.param(50, marks=pytest.mark.slow)])
+def test_many_generations_leave_no_process_descriptor_memfd_or_memory_behind(
+    tmp_path: Path, reference: Path, generations: int
+) -> None:
     # One kill a generation, of alternating ranks, each after at least one more step than the one before.
     arms = [
         Arm(id=f"kill-{n:02d}", point="step.end", when={"rank": n % 2, "generation": n, "step_min": n})
-        for n in range(1, GENERATIONS + 1)
+        for n in range(1, generations + 1)
     ]
-    run = Run(harness.trainer(tmp_path, "fifty", loops.train_loop, failpoints=arms, save_every_steps=1, keep_last=100))
-    early = measure(run.status_when(lambda status: status["generation"] == 6 and status["step"] >= 5))
-    late = measure(run.status_when(lambda status: status["generation"] == GENERATIONS, timeout_seconds=600))
+    run = Run(harness.trainer(tmp_path, "many", loops.train_loop, failpoints=arms, save_every_steps=1, keep_last=100))
+    early = measure(run.status_when(lambda status: status["generation"] == EARLY and status["step"] >= EARLY - 1))
+    late = measure(run.status_when(lambda status: status["generation"] == generations, timeout_seconds=600))
     result = run.result()
-    assert result.generation == GENERATIONS + 1
+    assert result.generation == generations + 1
+    noise = min(8, (generations - EARLY) // 2)  # fewer than one a generation
     for pid, count in early["descriptors"].items():
-        assert late["descriptors"][pid] <= count + 8, "descriptors leak"
+        assert late["descriptors"][pid] <= count + noise, "descriptors leak"
     for pid, count in early["memfds"].items():
-        assert late["memfds"][pid] <= count + 4, "memfds leak"
+        assert late["memfds"][pid] <= count + noise // 2, "memfds leak"
     for pid, size in early["memory"].items():
         assert late["memory"][pid] <= size + 40 * 2**20, "memory leaks"
-    assert late["children"] <= early["children"] + 8, "processes leak"
+    assert late["children"] <= early["children"] + noise, "processes leak"
     harness.assert_equal_runs(result.run_dir, reference)
     assert entries(result.run_dir, "finished")

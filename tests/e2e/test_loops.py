@@ -67,6 +67,7 @@ def test_a_single_rank_that_accumulates_gradients_continues_at_the_step_boundary
     assert progress["samples"] == harness.STEPS * 16 * loop_kinds.ACCUMULATED
 
 
+@pytest.mark.slow
 def test_a_loop_over_torchdatas_loader_continues_in_the_middle_and_at_the_end_of_an_epoch(tmp_path: Path) -> None:
     assert loop_kinds.BATCHES_PER_EPOCH == 20
     train_twice(tmp_path, loop_kinds.torchdata_loop, {15: 10, 27: 20})

@@ -30,6 +30,7 @@ def private_bytes(status: dict[str, Any]) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_over_hundreds_of_saves(tmp_path: Path) -> None:
     run = Run(
         harness.trainer(

@@ -65,6 +65,7 @@ def test_a_rank_that_is_killed_between_saves_goes_on_from_memory_and_that_state_
     harness.assert_equal_runs(run_dir, reference)
 
 
+@pytest.mark.slow
 def test_the_coordinator_dies_right_after_the_failure(tmp_path: Path, reference: Path) -> None:
     result = trainer(
         tmp_path,
@@ -78,6 +79,7 @@ def test_the_coordinator_dies_right_after_the_failure(tmp_path: Path, reference:
     harness.assert_equal_runs(result.run_dir, reference)
 
 
+@pytest.mark.slow
 def test_with_the_keeper_and_all_ranks_dead_the_newest_checkpoint_is_restored(tmp_path: Path, reference: Path) -> None:
     run = Run(trainer(tmp_path, "keeper"))
     status = run.status_when(lambda status: status["step"] >= KILLED, 120)

@@ -66,6 +66,7 @@ def test_a_drained_node_is_used_until_there_is_another(tmp_path: Path, reference
     harness.assert_equal_runs(run_dir, reference)
 
 
+@pytest.mark.slow
 def test_a_drained_node_is_left_after_a_save(tmp_path: Path, reference: Path) -> None:
     run_dir = tell("drained", tmp_path)
     notice = the_notice(run_dir)

@@ -8,7 +8,8 @@ import random_deaths
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
-@pytest.mark.parametrize(("victim", "seed"), [("coordinator", 1), pytest.param("keeper", 2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("victim", "seed"), [("coordinator", 1), ("keeper", 2)])
 def test_a_part_of_the_supervisor_and_a_rank_die_together_at_a_random_moment(
     tmp_path: Path, reference: Path, victim: str, seed: int
 ) -> None:

@@ -95,6 +95,7 @@ def test_storage_that_is_read_only_for_a_while(disk: Path, reference: Path) -> N
     assert harness.final_digests(run_dir) == harness.final_digests(reference)
 
 
+@pytest.mark.slow
 def test_a_write_that_stalls_holds_up_neither_training_nor_recovery(tmp_path: Path, reference: Path) -> None:
     arms = [
         Arm(id="stall", point="persist.fsync", action="pause", when={"rank": 1, "step": 20}),
@@ -115,6 +116,7 @@ def test_a_write_that_stalls_holds_up_neither_training_nor_recovery(tmp_path: Pa
     harness.assert_equal_runs(run_dir, reference)
 
 
+@pytest.mark.slow
 def test_a_run_directory_that_vanishes_for_a_while_is_not_made_anew(tmp_path: Path, reference: Path) -> None:
     run = Run(harness.trainer(tmp_path, "gone", loops.train_loop, config=PACE))
     run_dir = run.trainer.run_dir
