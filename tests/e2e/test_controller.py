@@ -5,6 +5,7 @@ from pathlib import Path
 import harness
 import loops
 import psutil
+import pytest
 from harness import Run, entries, kill
 
 PACE = {"pace_seconds": 0.05}
