@@ -3,7 +3,7 @@
 Invariants:
 - The clock runs while a generation does: from its start until its failure struck. It stands still in between, so
   neither downtime nor a night without a driver counts as time without failures.
-- A generation that ends without a word (its driver was killed) ran until the last entry of it.
+- A generation that ends without a word (its driver was killed) ran until the last entry before the next driver's.
 - A failure in whose course a node was lost, before or after the entry, is one of the node.
 - The same entries, taken one by one as they are written or all at once after a restart, give the same.
 """
@@ -54,6 +54,8 @@ class RunHistory:
                 self._tell(self._cause)
         elif kind in ("finished", "stopped"):
             self._stop(float(entry["at"]))
+        elif kind == "coordinator" and not entry["resumed"]:
+            self._stop(self._last_at)
         self._last_at = max(self._last_at, float(entry["at"]))
 
     def at(self, unix_seconds: float) -> float:

@@ -7,8 +7,8 @@ Invariants:
   can be restored; "disk", while the disk has no room for another save they are rarely tried; "memory", the slots serve
   snapshots only so many steps apart. A decision names those that bit, and what each costs: a ceiling on overhead that
   loses more training than it spares says so.
-- An interval changes only when it is off by more than a tenth, so that noise does not change it, and the first decision
-  after a change in any input takes it into account.
+- An interval changes only when it is off by more than a tenth, or a fifth where a bound holds, so that noise does not
+  change it; and the first decision after a change in any input takes it into account.
 - Before a tier's saves are measured nothing is decided of it; the first of them comes after `FIRST_STEPS` steps.
 """
 
@@ -25,6 +25,8 @@ FIRST_STEPS = 10
 
 CHANGE_MIN = 1.1
 _REVIEW_AGE = 0.25
+_ROUNDS = 5
+_CLOSE = 0.01
 _FULL_DISK_FACTOR = 4.0
 _RESTART_SECONDS = {"memory": 10.0, "durable": 120.0}
 
@@ -190,11 +192,15 @@ class Tuner:
         return tuple(changed)
 
     def _plan(self, at: float, tier: "_Measured", cost: SaveCost) -> "_Plan":
-        # The rate is that of the interval to come, which depends on the rate in turn.
-        # A save also helps only once it can be restored.
+        # The rate is that of the interval to come, whose length depends on the rate in turn. A save helps only once it can
+        # be restored, so what counts is the rate from then on.
         best = tier.current.best_seconds if tier.current else 0.0
-        rate = self._failures_per_second(at + cost.exposed_seconds, tier.name, best + cost.cost_seconds)
-        best = optimal_interval_seconds(cost, rate)
+        for _ in range(_ROUNDS):
+            before = best
+            rate = self._failures_per_second(at + cost.exposed_seconds, tier.name, best + cost.cost_seconds)
+            best = optimal_interval_seconds(cost, rate)
+            if abs(best - before) <= _CLOSE * best:
+                break
         step_seconds = self._step_seconds.value
         least = self._least_seconds(tier.name, cost, best, step_seconds)
         interval = max(best, *least.values()) if least else best
@@ -282,7 +288,9 @@ class _Measured:
         self._durable_seconds.add(cost.durable_seconds)
         self._interference_seconds.add(cost.interference_seconds)
         self.cost = SaveCost(
-            self._stall_seconds.value or 0.0, self._durable_seconds.value or 0.0, self._interference_seconds.value or 0.0
+            self._stall_seconds.value or 0.0,
+            self._durable_seconds.value or 0.0,
+            self._interference_seconds.value or 0.0,
         )
 
 
@@ -299,7 +307,8 @@ class _Plan:
 
 
 def _differ(current: IntervalDecision, plan: _Plan) -> bool:
-    if plan.interval_steps is not None and plan.interval_steps == current.interval_steps:
-        return False
+    if plan.interval_steps is not None and (current.interval_steps in (None, plan.interval_steps)):
+        return current.interval_steps is None
     low, high = sorted((current.interval_seconds, plan.interval_seconds))
-    return high > CHANGE_MIN * low
+    # Bounds are in proportion to what they come from, and the best interval to its root.
+    return high > (CHANGE_MIN**2 if plan.least_seconds else CHANGE_MIN) * low

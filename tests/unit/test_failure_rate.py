@@ -199,7 +199,9 @@ def test_rates_are_positive_and_finite_whatever_happens(gaps: list[float], age: 
 
 def test_with_one_model_the_estimate_is_the_closed_form() -> None:
     hazard = Hazard.from_prior(
-        Prior(failures_per_second=1 / HOUR, weight_failures=2.0, caution=1.0), shapes=((1.0, 1.0),), discounts=((0.5, 1.0),)
+        Prior(failures_per_second=1 / HOUR, weight_failures=2.0, caution=1.0),
+        shapes=((1.0, 1.0),),
+        discounts=((0.5, 1.0),),
     )
     for gap in (600.0, 1200.0):
         hazard = hazard.after(gap)
