@@ -18,7 +18,6 @@ Technometrics 52(1), 2010).
 """
 
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -131,7 +130,7 @@ class Hazard:
                 logs.append(log_scale - a * math.log(whole))
                 rates.append(a * slope / whole)
         weights = _weights(logs)
-        return sum(map(operator.mul, weights, rates)) / sum(weights)
+        return sum(weight * rate for weight, rate in zip(weights, rates, strict=True)) / sum(weights)
 
     def memoryless(self, age_seconds: float) -> list[tuple[float, float, float]]:
         """Of the models that are memoryless: how far each is believed (summing to 1), a, and b with the age counted."""
