@@ -21,8 +21,7 @@ from dataclasses import dataclass
 
 _SEARCH_ROUNDS = 200
 _TINY = 1e-14
-"""Of the cost over the MTBF: below, Young's interval is within 1e-7 of the best one, which can no longer be told from it
-in floats."""
+"""Of the cost over the MTBF: below, Young's interval is within 1e-7 of the best one, and floats cannot tell them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,9 +121,10 @@ class Hazard:
     def per_second(self, age_seconds: float, ahead_seconds: float) -> float:
         """The rate of failures over the time ahead, if none has come until that age: the one in the middle of it."""
         age = max(age_seconds + ahead_seconds / 2.0, _GAP_SECONDS_MIN)
-        logs, rates = [], []
+        logs: list[float] = []
+        rates: list[float] = []
         for shape, models in self._likely:
-            power = age**shape
+            power: float = age**shape
             slope = shape * power / age
             for log_scale, a, b in models:
                 whole = b + power
