@@ -128,7 +128,7 @@ def optimal_interval_seconds(cost: SaveCost, failures_per_second: float) -> floa
     for _ in range(_SEARCH_ROUNDS):
         step = (math.log1p(-y) + y + x) * (1.0 - y) / y
         y += step
-        if abs(step) <= 1e-12 * y:
+        if abs(step) <= 1e-8 * y:  # the next one would be less than its square
             break
     return y / failures_per_second
 

@@ -116,10 +116,10 @@ FAMILIES = (
         goal=0.998,
     ),
     *(
-        Family(name=f"rate x {name}", draw=_stepping(factor), n=200, seeds=15, mtbf=None, goal=1.0)
+        Family(name=f"rate x {name}", draw=_stepping(factor), n=200, seeds=10, mtbf=None, goal=1.0)
         for name, factor in (("8", 8.0), ("16", 16.0), ("1/8", 1 / 8), ("1/16", 1 / 16))
     ),
-    Family(name="calm and bad", draw=lambda rng, n: modulated(rng, n, HOURS_10), n=300, seeds=15, mtbf=None),
+    Family(name="calm and bad", draw=lambda rng, n: modulated(rng, n, HOURS_10), n=300, seeds=10, mtbf=None),
 )
 
 
