@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from orchestrator.decide.bad_loss import Policy
 from orchestrator.decide.budget import limits_problem
+from orchestrator.decide.failure_rate import FAILURES_PER_NODE_DAY
 from workers.errors import CallerError
 from workers.failpoint import Arm
 
@@ -15,10 +16,15 @@ from workers.failpoint import Arm
 class RecoveryConfig:
     """Raises CallerError, naming the field, for a value that cannot work.
 
-    save_every_steps: a save after every so many steps; None saves the last step only.
+    cadence: when checkpoints are saved: "auto" as often as pays, from the stall and the failure rate that the run has
+    shown; a number: after every so many steps; None saves the last step only.
+    save_overhead_max: the part of the training time that these saves may take with "auto", their stall and what slows
+    steps meanwhile; 0 to 1, None for as much as pays.
     snapshot_every_steps: between saves, a snapshot after every so many steps that stays in memory, for the next
-    generation to restore; "auto" takes them as often as snapshot_overhead_max allows; None: only saves are snapshotted.
-    snapshot_overhead_max: the part of the training time that these copies may take with "auto"; 0 to 1.
+    generation to restore; "auto" takes them as often as pays; None: only saves are snapshotted.
+    snapshot_overhead_max: the part of the training time that these copies may take with "auto"; 0 to 1, or None.
+    failures_per_node_day: how many failures a day a node of eight ranks is believed to have, before the run has shown
+    how often it fails.
     save_at_end: whether the last step is saved when the loop returns.
     keep_last: committed checkpoints that are kept, counted from the newest.
     keep_last_min: how many of them are kept also when the disk is full and the next save needs the room.
@@ -60,9 +66,11 @@ class RecoveryConfig:
     failpoints: faults to inject; for chaos tests.
     """
 
-    save_every_steps: int | None = 100
+    cadence: int | Literal["auto"] | None = "auto"
+    save_overhead_max: float | None = 0.01
     snapshot_every_steps: int | Literal["auto"] | None = "auto"
-    snapshot_overhead_max: float = 0.02
+    snapshot_overhead_max: float | None = 0.02
+    failures_per_node_day: float = FAILURES_PER_NODE_DAY
     save_at_end: bool = True
     keep_last: int = 3
     keep_last_min: int = 1
@@ -91,16 +99,16 @@ class RecoveryConfig:
     failpoints: tuple[Arm, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.save_every_steps is not None:
-            self._require_whole("save_every_steps", 1, "a number of steps, at least 1, or None")
-        if self.snapshot_every_steps not in (None, "auto"):
-            self._require_whole("snapshot_every_steps", 1, 'a number of steps, at least 1, "auto" or None')
-        overhead = self.snapshot_overhead_max
-        self._require(
-            "snapshot_overhead_max",
-            isinstance(overhead, int | float) and not isinstance(overhead, bool) and 0 < overhead <= 1,
-            "a number above 0 and at most 1",
-        )
+        for name in ("cadence", "snapshot_every_steps"):
+            if getattr(self, name) not in (None, "auto"):
+                self._require_whole(name, 1, 'a number of steps, at least 1, "auto" or None')
+        for name in ("save_overhead_max", "snapshot_overhead_max"):
+            part = getattr(self, name)
+            self._require(
+                name,
+                part is None or (isinstance(part, int | float) and not isinstance(part, bool) and 0 < part <= 1),
+                "a number above 0 and at most 1, or None",
+            )
         self._require_whole("keep_last", 1, "a whole number, at least 1")
         self._require_whole("keep_last_min", 1, "a whole number, at least 1")
         self._require("keep_last_min", self.keep_last_min <= self.keep_last, f"at most keep_last, {self.keep_last}")
@@ -124,6 +132,7 @@ class RecoveryConfig:
             "start_seconds_max",
             "sigterm_seconds",
             "takeover_seconds",
+            "failures_per_node_day",
             *(("hang_seconds_min",) if self.hang_seconds_min is not None else ()),
         ):
             seconds = getattr(self, name)

@@ -15,6 +15,7 @@ from typing import Any
 
 from orchestrator import corruption, handover, lifecycle, nodes, recovery
 from orchestrator.archive import RunArchive
+from orchestrator.cadence import Cadence
 from orchestrator.copying import Copying
 from orchestrator.crew import Crew, nodes_of
 from orchestrator.decide import rendezvous as rv
@@ -33,7 +34,6 @@ from orchestrator.roster import KeeperRoster
 from orchestrator.rounds import RayEnded, Round, Rounds
 from orchestrator.save_at_once import SaveAtOnce
 from orchestrator.saves import Saves
-from orchestrator.snapshot_pace import SnapshotPace
 from orchestrator.watch import Watch
 from workers import failpoint
 from workers.checkpoint.store import LocalStore
@@ -109,6 +109,7 @@ class Coordinator:
             stop=lambda message: self._life.stop(message, "EnvironmentProblem"),
         )
         self._copying = Copying(enabled=config.recovery.replicate_snapshots, ledger=self._ledger, keepers=self._keepers)
+        self._cadence = Cadence(config.recovery, self._ledger, self._crew.post_to_agents)
         self._saves = Saves(
             run=config.run,
             archive=self._archive,
@@ -118,6 +119,7 @@ class Coordinator:
             stalled_seconds=config.recovery.save_stalled_seconds,
             protection=self._protection,
             copying=self._copying,
+            cadence=self._cadence,
             rebuilding=self._resuming,
             post_to_rank_keeper=self._crew.post_to_rank_keeper,
             post_to_agents=self._crew.post_to_agents,
@@ -169,7 +171,6 @@ class Coordinator:
             post_to_agents=self._crew.post_to_agents,
             post_to_node=self._keepers.post_to_node,
         )
-        self._pace = SnapshotPace(config.recovery, self._ledger, self._crew.post_to_agents)
         self._life = Lifecycle(
             config=config,
             archive=self._archive,
@@ -185,7 +186,7 @@ class Coordinator:
             save_at_once=self._save_at_once,
             handover=self._handover,
             rounds=self._rounds,
-            pace=self._pace,
+            cadence=self._cadence,
             outcome=before.outcome,
             skipped=recovery.skipped_batches(self._ledger.path),
             put=self._put,
@@ -331,7 +332,7 @@ class Coordinator:
                 self._save_refused(event)
             case Snapshotted():
                 self._saves.snapshotted(event)
-                self._pace.snapshotted(event.snapshot, rendezvous.generation)
+                self._cadence.snapshotted(event.snapshot)
             case SnapshotSkipped():
                 self._saves.skipped(event)
             case ShardPersisted():
@@ -425,7 +426,7 @@ class Coordinator:
         self._save_at_once.progressed(event.generation, event.step)
         if event.loss is not None and self._crew.rank_of(event.agent) == 0:
             self._loss = event.loss
-        self._pace.pulse(event)
+        self._cadence.pulse(event, self._crew.rank_of(event.agent))
         cause = self._watch.pulse(event)
         if cause is not None:
             await self._life.carry_out(self._rendezvous.fail(cause))

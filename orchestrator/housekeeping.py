@@ -41,13 +41,15 @@ class Housekeeping:
         self._protected = protected
         self._one_at_a_time = threading.Lock()
 
-    def clean_up(self, my_generation: int) -> None:
-        """After a commit."""
+    def clean_up(self, my_generation: int) -> int | None:
+        """After a commit. Returns how many bytes are free then, None if the storage does not say."""
         with self._one_at_a_time:
             try:
                 self._delete_expired(my_generation, self._keep_last, lambda: True)
+                return self._archive.free_bytes()
             except OSError as error:
                 logger.warning("lastgood: what is no longer needed could not be deleted yet: %s", error)
+                return None
 
     def discard(self, attempt: str, my_generation: int) -> None:
         """Delete what a failed attempt left: on a full disk it would be in the way of the next one."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from orchestrator import recovery
 from orchestrator.archive import RunArchive
+from orchestrator.cadence import Cadence
 from orchestrator.copying import Copying
 from orchestrator.decide import bad_loss
 from orchestrator.decide import rendezvous as rv
@@ -30,7 +31,6 @@ from orchestrator.roster import KeeperRoster
 from orchestrator.rounds import Rounds
 from orchestrator.save_at_once import SaveAtOnce
 from orchestrator.saves import Saves
-from orchestrator.snapshot_pace import SnapshotPace
 from workers.data.course import BatchId
 from workers.errors import Fenced, LastgoodError, TrainingDiverged, TrainingFailed
 from workers.keeper_messages import EndGeneration
@@ -94,7 +94,7 @@ class Lifecycle:
     save_at_once: SaveAtOnce
     handover: Handover
     rounds: Rounds
-    pace: SnapshotPace
+    cadence: Cadence
     outcome: Outcome
     skipped: frozenset[BatchId]
     put: Callable[[Any], None]
@@ -186,6 +186,7 @@ class Lifecycle:
             checkpoint=record.parent,
             parent_generation=record.parent_generation,
             ranks=record.world_size,
+            nodes=len({member.joined.node for member in self.rendezvous.members.values()}),
             from_copies=from_copies,
             skip=record.skip,
         )
@@ -217,7 +218,8 @@ class Lifecycle:
                     store_host=decision.store_host,
                     store_port=decision.store_port,
                     restore=restore,
-                    snapshot_every_steps=self.pace.steps,
+                    snapshot_every_steps=self.cadence.snapshot_every_steps,
+                    tuned_save_every_steps=self.cadence.save_every_steps,
                     skip=tuple(sorted(self.skipped)),
                 ),
             )

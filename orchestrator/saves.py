@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 
 from orchestrator.archive import RunArchive
+from orchestrator.cadence import Cadence
 from orchestrator.copying import Copying
 from orchestrator.decide.commit import Abandon, Commit, CommitMachine, Corruption, Decision, Persist, Release, Skip
 from orchestrator.decide.lineage import GenerationRecord, MemorySet
@@ -54,6 +55,7 @@ class Saves:
         stalled_seconds: float,
         protection: ProtectionWatch,
         copying: Copying,
+        cadence: Cadence,
         rebuilding: bool,
         post_to_rank_keeper: Callable[[int, PersistOrder], None],
         post_to_agents: Callable[[Command], None],
@@ -68,6 +70,7 @@ class Saves:
         self._stalled_seconds = stalled_seconds
         self._protection = protection
         self._copying = copying
+        self._cadence = cadence
         self._told_complete: tuple[int, int] | None = None
         self._running = False
         self._machine = CommitMachine(rebuilding=rebuilding)
@@ -395,13 +398,16 @@ class Saves:
             durable_seconds=max(receipt.durable_seconds for receipt in receipts.values()),
             verify_seconds=max(receipt.verify_seconds for receipt in receipts.values()),
             commit_seconds=time.time() - snapshot_at,
+            interference_seconds=self._cadence.interference_seconds(),
         )
         self._protection.committed(snapshot_at)
         self.committed.add(manifest.name)
         self._carry_out(self._machine.committed(**key, at=_now()))
         self._tell_outcome(decision.generation, decision.step, "")
         self._on_committed(decision.step, decision.generation, manifest.name)
-        await asyncio.to_thread(self._housekeeping.clean_up, self._generation)
+        room_bytes = await asyncio.to_thread(self._housekeeping.clean_up, self._generation)
+        if room_bytes is not None:
+            self._cadence.room(room_bytes, self._committed_bytes)
 
     def _make_room(self) -> None:
         """The disk is full: older checkpoints may have to go before the save is made again."""

@@ -138,7 +138,7 @@ class SupervisedTrainer:
         return LoopSettings(
             run=run,
             run_dir=self.run_dir,
-            save_every_steps=recovery.save_every_steps,
+            save_every_steps=None if recovery.cadence == "auto" else recovery.cadence,
             save_at_end=recovery.save_at_end,
             snapshot_slots=recovery.snapshot_slots,
             memory_fraction_max=recovery.memory_fraction_max,

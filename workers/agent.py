@@ -45,9 +45,9 @@ from workers.messages import (
     Report,
     RestoreFailed,
     SaveAt,
+    SaveEvery,
     SaveOutcome,
     SaveRefused,
-    SnapshotEvery,
     StandbyLost,
     StartRank,
     Terminated,
@@ -231,8 +231,8 @@ class Agent:
                     self._pass_on(command.generation, "save_outcome", command)
                 case SaveAt():
                     self._pass_on(command.generation, "save_at", command)
-                case SnapshotEvery():
-                    self._pass_on(command.generation, "snapshot_every", command)
+                case SaveEvery():
+                    self._pass_on(command.generation, "save_every", command)
                 case Report() | AskDraining():
                     self._reporter.queue(command)
                 case Leave():
@@ -268,6 +268,7 @@ class Agent:
             keeper_address=keeper_address(self._config.run, self._config.driver, self._node),
             restore=command.restore,
             snapshot_every_steps=command.snapshot_every_steps,
+            tuned_save_every_steps=command.tuned_save_every_steps,
             skip=command.skip,
         )
         with contextlib.suppress(OSError):  # it has just died, which the zygote tells
@@ -280,7 +281,7 @@ class Agent:
         if rank is not None and rank.generation is not None and rank.generation <= generation:
             rank.kill_on_order()
 
-    def _pass_on(self, generation: int, kind: str, command: SaveOutcome | SaveAt | SnapshotEvery) -> None:
+    def _pass_on(self, generation: int, kind: str, command: SaveOutcome | SaveAt | SaveEvery) -> None:
         """To the rank, if it is still the generation's."""
         rank = self._current
         if rank is not None and rank.generation == generation:

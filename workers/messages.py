@@ -272,7 +272,8 @@ class RestoreOrder:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRank:
     """`skip`: the global batches that are to be passed over, as (epoch, batch). `snapshot_every_steps`: after how many
-    steps a snapshot is taken that stays in memory; None for none but saves."""
+    steps a snapshot is taken that stays in memory; None for none but saves. `tuned_save_every_steps`: after how many
+    steps a checkpoint is saved, if that is not fixed."""
 
     generation: int
     rank: int
@@ -282,6 +283,7 @@ class StartRank:
     store_port: int
     restore: RestoreOrder | None
     snapshot_every_steps: int | None = None
+    tuned_save_every_steps: int | None = None
     skip: tuple[tuple[int, int], ...] = ()
 
 
@@ -319,10 +321,12 @@ class SaveAt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotEvery:
-    """To the rank: from now on take a snapshot that stays in memory after every so many steps."""
+class SaveEvery:
+    """To the rank: from now on save after every so many steps; in the tier "memory" a snapshot that stays there, in
+    "durable" one that is due to be written."""
 
     generation: int
+    tier: Literal["memory", "durable"]
     steps: int
 
 
@@ -380,7 +384,7 @@ Command = (
     | DumpStacks
     | SaveOutcome
     | SaveAt
-    | SnapshotEvery
+    | SaveEvery
     | Report
     | AskDraining
     | Leave

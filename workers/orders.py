@@ -12,7 +12,7 @@ from workers.messages import RestoreOrder
 class LoopSettings:
     """The part of the run's configuration that ranks need; the same in every generation.
 
-    `code`: names the version of the user's code, a part of the run's identity. `replicate_snapshots`: other nodes keep
+    `save_every_steps`: after how many steps a checkpoint is saved, if that is fixed. `code`: names the version of the user's code, a part of the run's identity. `replicate_snapshots`: other nodes keep
     copies of snapshots. `skips_bad_batches`: after a bad loss the run goes on without the batches that it came from.
     `loss_spike_factor`: see workers.loss_guard.
     """
@@ -38,7 +38,8 @@ class LoopSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOrders(LoopSettings):
     """`skip`: the global batches that are to be passed over, as (epoch, batch). `snapshot_every_steps`: after how many
-    steps a snapshot is taken that stays in memory; None for none but saves. It may change, by a notice."""
+    steps a snapshot is taken that stays in memory; None for none but saves. `tuned_save_every_steps`: after how many
+    steps a checkpoint is saved, if that is not fixed. Both may change, by a notice."""
 
     generation: int
     rank: int
@@ -51,6 +52,7 @@ class RankOrders(LoopSettings):
     keeper_address: str
     restore: RestoreOrder | None = field(default=None)
     snapshot_every_steps: int | None = None
+    tuned_save_every_steps: int | None = None
     skip: tuple[tuple[int, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class Saver:
         self._again_step = -1
         self._outcomes: dict[int, tuple[bool, str]] = {}
         self._ordered: set[int] = set()
+        self.save_every_steps = orders.save_every_steps or orders.tuned_save_every_steps
         self.snapshot_every_steps = orders.snapshot_every_steps
 
     def check_memory(self, state: TrainingState) -> None:
@@ -118,8 +119,10 @@ class Saver:
             notice = message[0]
             if notice["kind"] == "save_at":
                 self._take_order(notice["step"], step)
-            elif notice["kind"] == "snapshot_every":
+            elif notice["kind"] == "save_every" and notice["tier"] == "memory":
                 self.snapshot_every_steps = notice["steps"]
+            elif notice["kind"] == "save_every":
+                self.save_every_steps = notice["steps"]
             elif notice["kind"] == "save_outcome":
                 self._outcomes[notice["step"]] = (notice["committed"], notice["reason"])
                 for known in [known for known in self._outcomes if known < step]:

@@ -304,7 +304,7 @@ class Session:
             self._first_step_told = True
             self._agent.send("first_step", step=self.step, at=time.time())
         self._saver.take_notices(self.step)
-        every = self._orders.save_every_steps
+        every = self._saver.save_every_steps
         # Not lost when the loop takes several steps with one batch: it is saved before the next batch all the same.
         due = every is not None and self.step % every == 0
         self._save_due = self._saver.ordered(self.step) or self._save_due or due

@@ -94,7 +94,7 @@ def _train(settings: Settings, name: str, narrator: Narrator, plan: AttackPlan |
         scaling_config=ScalingConfig(num_workers=settings.workers),
         run_config=RunConfig(name=name, storage_path=str(settings.storage)),
         recovery=RecoveryConfig(
-            save_every_steps=max(2, settings.steps // _SAVES_PER_RUN),
+            cadence=max(2, settings.steps // _SAVES_PER_RUN),
             max_failures=2 * (plan.kills if plan else 1),
             # All of the attacked run's, so that the judge can read what was restored.
             keep_last=settings.steps if plan else 1,

@@ -18,7 +18,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,7 @@ class Ledger:
         self._lines: queue.SimpleQueue[_Line] = queue.SimpleQueue()
         self._writer: threading.Thread | None = None
         self._behind: _Line | None = None
+        self._listeners: list[Callable[[Mapping[str, Any]], None]] = []
         data = self._store.read_bytes(self._name) if self._store.exists(self._name) else b""
         self._torn = bool(data) and not data.endswith(b"\n")
         self._seq = max((entry["seq"] for entry in _entries(data.splitlines())), default=0)
@@ -90,6 +91,13 @@ class Ledger:
         if behind is None or behind.done.is_set():
             # If it takes longer, later ones are not waited for until this one is there.
             self._behind = None if line.done.wait(_PATIENCE_SECONDS) else line
+
+        for listener in self._listeners:
+            listener(line.entry)
+
+    def listen(self, listener: Callable[[Mapping[str, Any]], None]) -> None:
+        """Have it called with each entry from now on, on the thread that appends it."""
+        self._listeners.append(listener)
 
     def _write_all(self) -> None:
         while True:

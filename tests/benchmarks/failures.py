@@ -137,7 +137,7 @@ def measure(kind: str, storage: Path) -> tuple[float, float]:
         train_loop_config={"kind": kind, "marker": str(marker)},
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(name=name, storage_path=str(storage)),
-        recovery=RecoveryConfig(save_every_steps=10, on_bad_loss="rollback"),
+        recovery=RecoveryConfig(cadence=10, on_bad_loss="rollback"),
     ).fit()
     struck = float(marker.read_text(encoding="ascii"))
     entries = read_ledger(storage / name / "ledger.jsonl")

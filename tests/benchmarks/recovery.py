@@ -91,7 +91,7 @@ def lastgood_arm(storage: Path, kills: int) -> dict[str, Any]:
         train_loop_config={"steps": KILL_EVERY * (kills + 1)},
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(name="recovery", storage_path=str(storage)),
-        recovery=RecoveryConfig(save_every_steps=SAVE_EVERY, failpoints=arms),
+        recovery=RecoveryConfig(cadence=SAVE_EVERY, failpoints=arms),
     )
     result = trainer.fit()
     entries = read_ledger(result.ledger)
@@ -121,7 +121,7 @@ def agent_arm(storage: Path, kills: int) -> dict[str, Any]:
         train_loop_config={"steps": 10**9},
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(name="agents", storage_path=str(storage)),
-        recovery=RecoveryConfig(save_every_steps=100),
+        recovery=RecoveryConfig(cadence=100),
     )
     threading.Thread(target=trainer.fit, daemon=True).start()
     recovery = []

@@ -100,7 +100,7 @@ class LastgoodGroup:
             scaling_config=ScalingConfig(num_workers=number),
             run_config=RunConfig(name=name, storage_path=str(self.run_dir.parent)),
             recovery=RecoveryConfig(
-                save_every_steps=None,
+                cadence=None,
                 save_at_end=False,
                 keep_last=1,
                 snapshot_slots=SLOTS,

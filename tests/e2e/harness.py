@@ -39,9 +39,7 @@ def trainer(
         train_loop_config={"steps": STEPS, "seed": 0} | (config or {}),
         scaling_config=ScalingConfig(num_workers=ranks),
         run_config=RunConfig(name=name, storage_path=str(storage)),
-        recovery=RecoveryConfig(
-            failpoints=tuple(failpoints), **{"save_every_steps": SAVE_EVERY, "keep_last": 50} | recovery
-        ),
+        recovery=RecoveryConfig(failpoints=tuple(failpoints), **{"cadence": SAVE_EVERY, "keep_last": 50} | recovery),
     )
 
 

@@ -59,7 +59,7 @@ def node_of(status: dict[str, Any], rank: int) -> str:
 
 
 def drained(storage: Path, name: str, nodes: Nodes) -> None:
-    trainer = harness.trainer(storage, name, loops.train_loop, config=PACE, save_every_steps=None, max_failures=0)
+    trainer = harness.trainer(storage, name, loops.train_loop, config=PACE, cadence=None, max_failures=0)
     run = harness.Run(trainer)
     status = run.status_when(lambda status: status["step"] >= 13)
     nodes.drain(node_of(status, 1), 60)
@@ -95,7 +95,7 @@ def lost(storage: Path, name: str, nodes: Nodes) -> None:
 
 def lost_with_copies(storage: Path, name: str, nodes: Nodes) -> None:
     """Nothing is committed before: what the lost node had is only in another one's memory."""
-    options = {"save_every_steps": None, "snapshot_every_steps": 3}
+    options = {"cadence": None, "snapshot_every_steps": 3}
     run = harness.Run(harness.trainer(storage, name, loops.train_loop, config=PACE, **options))
     status = run.status_when(lambda status: status["step"] >= 25 and (status["copied_step"] or 0) >= 20, 180)
     assert not harness.entries(run.trainer.run_dir, "commit")

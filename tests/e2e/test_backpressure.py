@@ -60,7 +60,7 @@ def test_with_a_slow_disk_saves_are_skipped_and_nothing_queues_up_grows_or_waits
             loop_kinds.wide_loop,
             ranks=1,
             config={"steps": STEPS, "pace_seconds": 0.03},
-            save_every_steps=SAVE_EVERY,
+            cadence=SAVE_EVERY,
             snapshot_every_steps=None,
             snapshot_slots=SLOTS,
             failpoints=arms,

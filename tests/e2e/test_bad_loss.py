@@ -66,9 +66,7 @@ def rolled_back(ray_cluster: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.mark.slow
 def test_a_loss_that_is_no_number_stops_the_run_before_its_step_is_saved(tmp_path: Path) -> None:
-    supervised = harness.trainer(
-        tmp_path, "stop", poisoned_loop.train_loop, config={"poison": [[0, 14]]}, save_every_steps=5
-    )
+    supervised = harness.trainer(tmp_path, "stop", poisoned_loop.train_loop, config={"poison": [[0, 14]]}, cadence=5)
     with pytest.raises(TrainingDiverged) as raised:
         supervised.fit()
     message = str(raised.value)

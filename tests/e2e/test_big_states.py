@@ -46,7 +46,7 @@ def test_a_state_of_this_size_is_saved_killed_and_restored(tmp_path: Path, tenso
         loop_kinds.big_loop,
         ranks=1,
         config={"tensors": tensors, "numel": numel, "steps": STEPS},
-        save_every_steps=None,
+        cadence=None,
         snapshot_every_steps=None,
         snapshot_slots=2,
         keep_last=1,

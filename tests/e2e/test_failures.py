@@ -35,9 +35,7 @@ def test_the_first_cause_is_named_and_not_its_echo(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_max_failures_bounds_the_restarts(tmp_path: Path) -> None:
     arms = [Arm(id=f"kill-{n}", point="step.end", when={"rank": 1, "generation": n}) for n in range(1, 9)]
-    supervised = harness.trainer(
-        tmp_path, "budget", loops.train_loop, failpoints=arms, max_failures=1, save_every_steps=None
-    )
+    supervised = harness.trainer(tmp_path, "budget", loops.train_loop, failpoints=arms, max_failures=1, cadence=None)
     with pytest.raises(TrainingFailed, match="max_failures"):
         supervised.fit()
     assert len(entries(supervised.run_dir, "failure")) == 2

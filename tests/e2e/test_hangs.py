@@ -74,9 +74,7 @@ def test_a_stopped_agent_is_ended_by_its_keeper_and_ray_replaces_it(tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_slow_rank_is_reported_with_what_it_costs(tmp_path: Path) -> None:
-    result = harness.trainer(
-        tmp_path, "slow", hanging.slow_rank_loop, config={"steps": 200}, save_every_steps=100
-    ).fit()
+    result = harness.trainer(tmp_path, "slow", hanging.slow_rank_loop, config={"steps": 200}, cadence=100).fit()
     found = entries(result.run_dir, "straggler")[0]
     assert found["rank"] == 1
     assert 0.3 < found["cost_fraction"] < 0.9
@@ -86,7 +84,7 @@ def test_a_slow_rank_is_reported_with_what_it_costs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ten_minutes_on_a_machine_that_is_too_busy_condemn_nobody(tmp_path: Path) -> None:
     """From the first steps on twice as many processes compute as there are processors; Ray starts without them."""
-    run = Run(harness.trainer(tmp_path, "busy", hanging.until_loop, config={"seconds": 620.0}, save_every_steps=50))
+    run = Run(harness.trainer(tmp_path, "busy", hanging.until_loop, config={"seconds": 620.0}, cadence=50))
     run.status_when(lambda status: status["step"] >= 5)
     began = time.monotonic()
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]

@@ -56,7 +56,7 @@ def test_many_generations_leave_no_process_descriptor_memfd_or_memory_behind(
         Arm(id=f"kill-{n:02d}", point="step.end", when={"rank": n % 2, "generation": n, "step_min": n})
         for n in range(1, generations + 1)
     ]
-    run = Run(harness.trainer(tmp_path, "many", loops.train_loop, failpoints=arms, save_every_steps=1, keep_last=100))
+    run = Run(harness.trainer(tmp_path, "many", loops.train_loop, failpoints=arms, cadence=1, keep_last=100))
     early = measure(run.status_when(lambda status: status["generation"] == EARLY and status["step"] >= EARLY - 1))
     late = measure(run.status_when(lambda status: status["generation"] == generations, timeout_seconds=600))
     result = run.result()

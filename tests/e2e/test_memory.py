@@ -39,7 +39,7 @@ def test_memory_stays_flat_over_hundreds_of_saves(tmp_path: Path) -> None:
             loop_kinds.wide_loop,
             ranks=1,
             config={"steps": STEPS},
-            save_every_steps=None,
+            cadence=None,
             keep_last=2,
         )
     )

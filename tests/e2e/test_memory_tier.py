@@ -28,7 +28,7 @@ def trainer(storage: Path, name: str, *arms: Arm, **recovery: Any) -> Supervised
         loops.train_loop,
         config={"pace_seconds": 0.1},
         failpoints=arms,
-        **{"save_every_steps": SAVED, "snapshot_every_steps": 2, "snapshot_slots": 4} | recovery,
+        **{"cadence": SAVED, "snapshot_every_steps": 2, "snapshot_slots": 4} | recovery,
     )
 
 

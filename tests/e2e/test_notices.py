@@ -35,7 +35,7 @@ def the_notice(run_dir: Path) -> dict[str, Any]:
 def test_a_rank_that_gets_sigterm_saves_at_once_and_is_replaced_on_the_same_worker(
     tmp_path: Path, reference: Path
 ) -> None:
-    run = Run(harness.trainer(tmp_path, "rank", loops.train_loop, config=PACE, save_every_steps=None, max_failures=0))
+    run = Run(harness.trainer(tmp_path, "rank", loops.train_loop, config=PACE, cadence=None, max_failures=0))
     status = run.status_when(lambda status: status["step"] >= 12)
     kill(status["ranks"][1]["pid"], signal.SIGTERM)
     result = run.result()
@@ -47,7 +47,7 @@ def test_a_rank_that_gets_sigterm_saves_at_once_and_is_replaced_on_the_same_work
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_worker_that_gets_sigterm_saves_at_once_and_ray_replaces_it(tmp_path: Path, reference: Path) -> None:
-    run = Run(harness.trainer(tmp_path, "worker", loops.train_loop, config=PACE, save_every_steps=None, max_failures=0))
+    run = Run(harness.trainer(tmp_path, "worker", loops.train_loop, config=PACE, cadence=None, max_failures=0))
     status = run.status_when(lambda status: status["step"] >= 12)
     kill(status["ranks"][1]["agent_pid"], signal.SIGTERM)
     result = run.result()

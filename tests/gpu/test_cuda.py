@@ -99,7 +99,7 @@ def test_a_restored_run_on_the_gpu_continues_bit_for_bit() -> None:
 def test_a_checkpoint_written_from_the_gpu_and_read_back_is_exact(rig: Rig) -> None:
     def start(seed: int, **orders: Any) -> Run:
         run = Run(seed)
-        session = rig.session(save_every_steps=3, **orders)
+        session = rig.session(cadence=3, **orders)
         parts = {"model": run.model, "optimizer": run.optimizer, "scaler": run.scaler}
         session.track(**parts, scheduler=None, data=None)
         session.restore()

@@ -114,7 +114,7 @@ def test_what_only_stays_in_memory_never_takes_the_last_slot(rig: Rig, keeper: K
 def test_a_rank_takes_the_word_on_how_often(rig: Rig, keeper: Keeper) -> None:
     loop = Loop(rig.session(snapshot_every_steps=None, snapshot_slots=4)).track().restore()
     loop.train(1)
-    rig.agent.channel.send("snapshot_every", generation=1, steps=2)
+    rig.agent.channel.send("save_every", generation=1, tier="memory", steps=2)
     for _ in range(4):
         loop.step(loop.next_batch())
     loop.next_batch()

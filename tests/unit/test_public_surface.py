@@ -29,7 +29,8 @@ def test_a_session_has_these_methods_and_properties() -> None:
 
 def test_the_recovery_settings_have_these_names_and_defaults() -> None:
     assert {field.name: field.default for field in dataclasses.fields(RecoveryConfig)} == {
-        "save_every_steps": 100,
+        "cadence": "auto",
+        "save_overhead_max": 0.01,
         "snapshot_every_steps": "auto",
         "snapshot_overhead_max": 0.02,
         "save_at_end": True,

@@ -38,7 +38,7 @@ def test_without_an_order_only_saves_are_snapshotted(rig: Rig) -> None:
 def test_how_often_is_changed_by_a_notice(rig: Rig) -> None:
     loop = Loop(rig.session(save_every_steps=100, snapshot_every_steps=2)).track().restore()
     before = train(loop, rig, 4)
-    rig.agent.channel.send("snapshot_every", steps=3)
+    rig.agent.channel.send("save_every", tier="memory", steps=3)
     assert before == [(2, False), (4, False)]
     assert train(loop, rig, 6) == [(6, False), (9, False)]
 

@@ -244,7 +244,9 @@ def test_the_ray_version_is_checked_before_anything_is_started(tmp_path: Path, m
 @pytest.mark.parametrize(
     ("field", "values"),
     [
-        ("save_every_steps", [0, -1, 2.5, "20", True]),
+        ("cadence", [0, -1, 2.5, "20", True]),
+        ("save_overhead_max", [0, -0.1, 1.5, "much", True]),
+        ("failures_per_node_day", [0, -1, math.inf, "few", None]),
         ("keep_last", [0, None, 1.5]),
         ("keep_last_min", [0, 4, None]),
         ("max_failures", [-1, "3", 0.5, {"signal": -1}, {"signals": 3}, {"drain": 3}]),
@@ -273,8 +275,15 @@ def test_a_recovery_setting_that_cannot_work_is_named_with_its_value(field: str,
 
 
 def test_recovery_settings_at_their_limits_are_accepted() -> None:
-    RecoveryConfig(save_every_steps=1, keep_last=1, max_failures=0, memory_fraction_max=1, save_timeout_seconds=0.1)
-    RecoveryConfig(save_every_steps=None, max_failures=None, verify_saves=False, verify_bytes_per_second_max=1)
+    RecoveryConfig(cadence=1, keep_last=1, max_failures=0, memory_fraction_max=1, save_timeout_seconds=0.1)
+    RecoveryConfig(
+        cadence=None,
+        save_overhead_max=None,
+        snapshot_overhead_max=None,
+        max_failures=None,
+        verify_saves=False,
+        verify_bytes_per_second_max=1,
+    )
     RecoveryConfig(snapshot_every_steps=1, snapshot_overhead_max=1)
     RecoveryConfig(snapshot_every_steps=None)
     RecoveryConfig(keep_last=2, keep_last_min=2, max_failures={"signal": 0, "hang": 9}, unprotected_seconds_max=1)
