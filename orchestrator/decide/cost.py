@@ -95,7 +95,7 @@ def daly_interval_seconds(cost_seconds: float, mtbf_seconds: float) -> float:
     """sqrt(2 C M) (1 + x/3 + x^2/9) - C with x = sqrt(C / 2M) where C < 2M, else M.
 
     Daly 2006, the higher-order estimate: a perturbation solution of what `optimal_interval_seconds` solves exactly,
-    within 0.6 % of it for C up to M / 2, and within 6 % anywhere.
+    within 0.6 % of it for C up to M / 2, and within 7 % anywhere.
     """
     first = young_interval_seconds(cost_seconds, mtbf_seconds)
     if cost_seconds >= 2.0 * mtbf_seconds:
