@@ -1,8 +1,8 @@
 """How often ranks are told to save, in both tiers: the wiring of decide/tuner.py.
 
 What the tuner learns of failures, commits and restarts comes from the ledger's entries, as they are written or, after a
-restart, as they were; what it learns of steps and of snapshots in memory, from pulses and keepers. Each decision becomes
-an entry, with all that it was made from, and an order to the ranks.
+restart, as they were; what it learns of steps and of snapshots in memory, from pulses and keepers. Each decision
+becomes an entry, with all that it was made from, and an order to the ranks.
 """
 
 import logging
@@ -55,6 +55,7 @@ class Cadence:
             "memory": config.snapshot_every_steps == "auto",
             "durable": config.cadence == "auto",
         }
+        self._has_memory = config.snapshot_every_steps is not None
         self._history: RunHistory | None = None
         self._tuner: Tuner | None = None
         self._slowdown = Slowdown()
@@ -97,7 +98,7 @@ class Cadence:
 
     def snapshotted(self, held: HeldSnapshot) -> None:
         """A snapshot that was handed over to another keeper has no costs."""
-        if not held.copy_seconds or self._tuner is None:
+        if not held.copy_seconds or self._tuner is None or not self._has_memory:
             return
         told = self._sets.setdefault((held.generation, held.step), {})
         told[held.rank] = held
@@ -133,7 +134,7 @@ class Cadence:
         self._history.take(entry)
         if kind == "generation":
             self._generation, self._ranks = int(entry["generation"]), int(entry["ranks"])
-            self._source = "memory" if entry["source"] == "memory" else "durable"
+            self._source = "memory" if entry["source"] == "memory" and self._has_memory else "durable"
             self._first_steps.clear()
             self._slowdown.ended()
         elif kind == "failure":
@@ -166,7 +167,7 @@ class Cadence:
             limits=Limits(
                 durable_overhead_max=config.save_overhead_max, memory_overhead_max=config.snapshot_overhead_max
             ),
-            memory=config.snapshot_every_steps is not None,
+            memory=self._has_memory,
             memory_misses=MISSES_REPLICATED if config.replicate_snapshots and nodes > 1 else MISSES_ALONE,
         )
         self._history = RunHistory(self._tuner)

@@ -1,7 +1,7 @@
 """By how much steps are slower while a save is written. Step times in, seconds out.
 
 Invariants: steps outside of saves make up what is usual; those within count with what they take beyond it, in all, and
-never as less than nothing. The step in which a save begins, with its stall, is neither: it ends before the save is known.
+never as less than nothing.
 """
 
 import statistics

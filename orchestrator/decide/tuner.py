@@ -7,6 +7,8 @@ Invariants:
   can be restored; "disk", while the disk has no room for another save they are rarely tried; "memory", the slots serve
   snapshots only so many steps apart. A decision names those that bit, and what each costs: a ceiling on overhead that
   loses more training than it spares says so.
+- The bound "prudence" is the other way round: saves that take no more than a thousandth of the time are made also where
+  they do not pay by what is believed of failures, for that may be wrong, and lost training costs more than that.
 - An interval changes only when it is off by more than a tenth, or a fifth where a bound holds, so that noise does not
   change it; and the first decision after a change in any input takes it into account.
 - Before a tier's saves are measured nothing is decided of it; the first of them comes after `FIRST_STEPS` steps.
@@ -31,7 +33,7 @@ _FULL_DISK_FACTOR = 4.0
 _RESTART_SECONDS = {"memory": 10.0, "durable": 120.0}
 
 TierName = Literal["memory", "durable"]
-BoundName = Literal["overhead", "bandwidth", "disk", "memory"]
+BoundName = Literal["overhead", "bandwidth", "disk", "memory", "prudence"]
 
 MISSES_ALONE: Mapping[Domain, float] = {"process": 0.0, "node": 1.0}
 """After what part of a domain's failures memory has nothing to restore, if each node keeps its own snapshots only."""
@@ -43,10 +45,12 @@ with its root only."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """`durable_overhead_max`, `memory_overhead_max`: the part of the time that a tier's saves may take, 0 to 1; None
-    for as much as pays. `memory_steps_min`: how many steps apart the slots can serve snapshots."""
+    for as much as pays. `overhead_min`: the part that they may take in any case, 0 to 1. `memory_steps_min`: how many
+    steps apart the slots can serve snapshots."""
 
     durable_overhead_max: float | None = 0.01
     memory_overhead_max: float | None = 0.02
+    overhead_min: float = 0.001
     memory_steps_min: int = 2
 
     def __post_init__(self) -> None:
@@ -54,6 +58,8 @@ class Limits:
             value = getattr(self, name)
             if value is not None and not 0.0 < value <= 1.0:
                 raise ValueError(f"{name} is {value!r}; it has to be above 0 and at most 1, or None")
+        if not 0.0 <= self.overhead_min < 1.0:
+            raise ValueError(f"overhead_min is {self.overhead_min!r}; it has to be at least 0 and below 1")
         if self.memory_steps_min < 1:
             raise ValueError(f"memory_steps_min is {self.memory_steps_min!r}; it has to be at least 1")
 
@@ -63,8 +69,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """`interval_seconds`: the shortest that it allows. `goodput_cost_ratio`: how much goodput that one costs against
-    the interval that would pay best."""
+    """`interval_seconds`: the shortest that it allows, of "prudence" the longest. `goodput_cost_ratio`: how much
+    goodput that one costs against the interval that would pay best."""
 
     name: BoundName
     interval_seconds: float
@@ -87,7 +93,7 @@ class IntervalDecision:
     """From now on this tier saves so often. `at`: on the run's clock.
 
     `interval_steps`: None if step times were not measured. `best_seconds`: what would pay best without bounds.
-    `bounds`: those that ask for a longer interval than that, the strictest first. The goodput ratios are of this tier
+    `bounds`: those that ask for another interval than that, the longest first. The goodput ratios are of this tier
     alone, also with half and double the interval.
     """
 
@@ -201,16 +207,23 @@ class Tuner:
             if abs(best - before) <= _CLOSE * best:
                 break
         step_seconds = self._step_seconds.value
-        least = self._least_seconds(tier.name, cost, best, step_seconds)
-        interval = max(best, *least.values()) if least else best
+        prudent = _shortest_with(cost, self._limits.overhead_min)
+        wanted = min(best, prudent)
+        least = {
+            name: seconds
+            for name, seconds in self._least_seconds(tier.name, cost, best, step_seconds).items()
+            if seconds > wanted
+        }
+        bounds = {**least, "prudence": prudent} if prudent < best else least
+        interval = max(least.values(), default=wanted)
         steps = None
         if step_seconds:
-            steps = max(1, math.ceil(interval / step_seconds) if least else round(interval / step_seconds))
+            steps = max(1, math.ceil(interval / step_seconds) if bounds else round(interval / step_seconds))
             interval = steps * step_seconds
         return _Plan(
             model=Tier(cost, rate, tier.restart_seconds.value or _RESTART_SECONDS[tier.name]),
             best_seconds=best,
-            least_seconds=least,
+            bounds=bounds,
             step_seconds=step_seconds,
             interval_seconds=interval,
             interval_steps=steps,
@@ -221,7 +234,7 @@ class Tuner:
         at_best = model.goodput_ratio(plan.best_seconds)
         bounds = [
             Bound(name=name, interval_seconds=least, goodput_cost_ratio=at_best - model.goodput_ratio(least))
-            for name, least in plan.least_seconds.items()
+            for name, least in plan.bounds.items()
         ]
         return IntervalDecision(
             tier=tier,
@@ -244,16 +257,16 @@ class Tuner:
     def _least_seconds(
         self, tier: TierName, cost: SaveCost, best: float, step_seconds: float | None
     ) -> dict[BoundName, float]:
-        """The shortest interval that each bound allows; only of bounds that allow no better one."""
+        """The shortest interval that each bound allows."""
         least: dict[BoundName, float] = {"bandwidth": cost.exposed_seconds}
         overhead_max = self._limits.overhead_max(tier)
         if overhead_max is not None:
-            least["overhead"] = cost.cost_seconds * (1.0 / overhead_max - 1.0)
+            least["overhead"] = _shortest_with(cost, overhead_max)
         if tier == "memory" and step_seconds:
             least["memory"] = self._limits.memory_steps_min * step_seconds
         if tier == "durable" and self._saves_that_fit < 1.0:
             least["disk"] = _FULL_DISK_FACTOR * best
-        return {name: seconds for name, seconds in least.items() if seconds > best}
+        return least
 
     def _failures_per_second(self, at: float, tier: TierName, ahead_seconds: float) -> float:
         """Of the failures after which this tier is what the run is restored from."""
@@ -299,10 +312,15 @@ class _Plan:
 
     model: Tier
     best_seconds: float
-    least_seconds: Mapping[BoundName, float]
+    bounds: Mapping[BoundName, float]
     step_seconds: float | None
     interval_seconds: float
     interval_steps: int | None
+
+
+def _shortest_with(cost: SaveCost, overhead: float) -> float:
+    """The shortest interval at which saves take this part of the time."""
+    return cost.cost_seconds * (1.0 / overhead - 1.0) if overhead > 0.0 else math.inf
 
 
 def _differ(current: IntervalDecision, plan: _Plan) -> bool:
@@ -310,4 +328,4 @@ def _differ(current: IntervalDecision, plan: _Plan) -> bool:
         return current.interval_steps is None
     low, high = sorted((current.interval_seconds, plan.interval_seconds))
     # Bounds are in proportion to what they come from, and the best interval to its root.
-    return high > (CHANGE_MIN**2 if plan.least_seconds else CHANGE_MIN) * low
+    return high > (CHANGE_MIN**2 if plan.bounds else CHANGE_MIN) * low

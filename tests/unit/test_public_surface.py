@@ -33,6 +33,7 @@ def test_the_recovery_settings_have_these_names_and_defaults() -> None:
         "save_overhead_max": 0.01,
         "snapshot_every_steps": "auto",
         "snapshot_overhead_max": 0.02,
+        "failures_per_node_day": 6.5e-3,
         "save_at_end": True,
         "keep_last": 3,
         "keep_last_min": 1,

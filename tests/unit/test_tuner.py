@@ -163,11 +163,30 @@ def test_the_ceiling_on_overhead_bounds_and_says_what_it_costs() -> None:
 
 
 def test_a_ceiling_that_is_not_reached_is_not_named() -> None:
-    subject = tuner(Limits(), mtbf=100 * HOUR)
+    subject = tuner(Limits(overhead_min=0.0), mtbf=100 * HOUR)
     saves(subject, stall=0.1)
     decision = decided(subject, 2000 * HOUR)
     assert decision.bounds == ()
     assert decision.interval_seconds == decision.best_seconds
+
+
+def test_saves_that_cost_next_to_nothing_are_made_though_they_do_not_pay() -> None:
+    subject = tuner(Limits(), mtbf=100 * HOUR)
+    saves(subject, stall=0.1)
+    decision = decided(subject, 2000 * HOUR)
+    (bound,) = decision.bounds
+    assert bound.name == "prudence"
+    assert decision.interval_seconds == pytest.approx(99.9)
+    assert decision.best_seconds > 200.0
+    assert 0.0 < bound.goodput_cost_ratio < 0.001
+
+
+def test_a_save_that_takes_long_to_write_is_not_begun_sooner_out_of_prudence() -> None:
+    subject = tuner(Limits(), mtbf=100 * HOUR)
+    saves(subject, stall=0.1, durable=300.0)
+    decision = decided(subject, 2000 * HOUR)
+    assert [bound.name for bound in decision.bounds] == ["bandwidth", "prudence"]
+    assert decision.interval_seconds == pytest.approx(300.0, rel=0.01)
 
 
 def test_a_save_begins_only_when_the_one_before_can_be_restored() -> None:
@@ -198,7 +217,7 @@ def test_slots_serve_snapshots_only_so_many_steps_apart() -> None:
     saves(subject, stall=0.01, durable=0.02, tier="memory")
     decision = decided(subject, tier="memory")
     assert decision.interval_steps == 2
-    assert [bound.name for bound in decision.bounds] == ["memory"]
+    assert [bound.name for bound in decision.bounds] == ["memory", "prudence"]
 
 
 def test_of_several_bounds_the_strictest_comes_first_and_holds() -> None:

@@ -246,7 +246,7 @@ def test_the_ray_version_is_checked_before_anything_is_started(tmp_path: Path, m
     [
         ("cadence", [0, -1, 2.5, "20", True]),
         ("save_overhead_max", [0, -0.1, 1.5, "much", True]),
-        ("failures_per_node_day", [0, -1, math.inf, "few", None]),
+        ("failures_per_node_day", [0, -1, float("inf"), "few", None]),
         ("keep_last", [0, None, 1.5]),
         ("keep_last_min", [0, 4, None]),
         ("max_failures", [-1, "3", 0.5, {"signal": -1}, {"signals": 3}, {"drain": 3}]),
@@ -257,7 +257,7 @@ def test_the_ray_version_is_checked_before_anything_is_started(tmp_path: Path, m
         ("verify_bytes_per_second_max", [0, -1, float("inf"), "1e9", True]),
         ("snapshot_slots", [1, 0, None]),
         ("snapshot_every_steps", [0, -1, 2.5, "20", True]),
-        ("snapshot_overhead_max", [0, 1.1, float("nan"), "0.1", None, True]),
+        ("snapshot_overhead_max", [0, 1.1, float("nan"), "0.1", True]),
         ("memory_fraction_max", [0, 1.1, -0.5, float("nan"), "0.9"]),
         ("save_timeout_seconds", [0, -1, float("nan"), float("inf"), None]),
         ("collective_timeout_seconds", [0, "600"]),

@@ -188,10 +188,9 @@ class CheckpointReader:
 
     def _fill_from(self, shard: ShardRecord, targets: list[Target]) -> None:
         by_tensor = _is_digested_by_tensor(shard)
-        if not by_tensor:
-            self._content(shard)
         for run in runs(targets):
-            blocks = self._shards.blocks(shard, run[0].start, run[-1].stop)
+            start, stop = run[0].start, run[-1].stop
+            blocks = self._shards.blocks(shard, start, stop) if by_tensor else iter([self._content(shard)[start:stop]])
             if bad := scatter(blocks, run, digests=by_tensor):
                 raise self._damaged(shard, f"tensor {bad!r} has other bytes than were saved")
 
