@@ -170,6 +170,7 @@ class Coordinator:
             start_seconds_max=config.recovery.start_seconds_max,
             post_to_agents=self._crew.post_to_agents,
             post_to_node=self._keepers.post_to_node,
+            on_suspect_health=self._save_at_once.want,
         )
         self._life = Lifecycle(
             config=config,

@@ -25,7 +25,8 @@ _DUMPS_KEPT = 10
 
 class Watch:
     """`post_to_agents(command)` and `post_to_node(node, command)`, to its keeper, send commands. Without a
-    `floor_seconds` nothing is taken to hang."""
+    `floor_seconds` nothing is taken to hang. `on_suspect_health` is called when a rank turns slow: its machine may be
+    about to fail, so it is time to save."""
 
     def __init__(
         self,
@@ -36,11 +37,13 @@ class Watch:
         start_seconds_max: float,
         post_to_agents: Callable[[Command], None],
         post_to_node: Callable[[str, Command], None],
+        on_suspect_health: Callable[[], None],
     ) -> None:
         self._rendezvous = rendezvous
         self._ledger = ledger
         self._post_to_agents = post_to_agents
         self._post_to_node = post_to_node
+        self._on_suspect_health = on_suspect_health
         self._detector = (
             None
             if floor_seconds is None
@@ -177,6 +180,7 @@ class Watch:
             cost_fraction=found.cost_fraction,
             cost_seconds_per_step=found.cost_fraction * statistics.fmean(event.step_seconds or [0.0]),
         )
+        self._on_suspect_health()
 
     def _rank_of(self, agent: str, generation: int) -> int | None:
         """The rank of an agent in the running generation; None if that is another one."""

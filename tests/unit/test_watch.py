@@ -19,6 +19,7 @@ class Rig:
     def __init__(self, tmp_path: Path, *, floor_seconds: float | None = 2.0) -> None:
         self.to_agents: list[Command] = []
         self.to_nodes: list[tuple[str, Command]] = []
+        self.suspicions: list[str] = []
         self.rendezvous = Rendezvous()
         for rank in range(2):
             self.rendezvous.joined(
@@ -46,6 +47,7 @@ class Rig:
             start_seconds_max=60.0,
             post_to_agents=self.to_agents.append,
             post_to_node=lambda node, command: self.to_nodes.append((node, command)),
+            on_suspect_health=lambda: self.suspicions.append("slow"),
         )
 
     def pulse(self, rank: int, at: float, **fields: object) -> RankPulse:
@@ -93,6 +95,16 @@ def test_what_moves_again_is_written_down_and_ends_nothing(tmp_path: Path) -> No
     for rank in range(2):
         assert rig.watch.pulse(rig.pulse(rank, 33.0, step=60, sequence=360)) is None
     assert rig.kinds() == ["suspected", "cleared"]
+
+
+def test_a_rank_that_turns_slow_is_written_down_and_the_run_saved_at_once(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    for beat in range(60):
+        for rank in range(2):
+            fields = {"step": beat, "sequence": 6 * beat - rank, "step_seconds": (0.5,), "tick": beat}
+            assert rig.watch.pulse(rig.pulse(rank, beat / 2, **fields)) is None
+    assert rig.kinds() == ["straggler"]
+    assert rig.suspicions == ["slow"]
 
 
 def test_an_agent_that_says_nothing_is_ended_by_the_keeper_of_its_node(
