@@ -24,7 +24,8 @@ from orchestrator.decide.measure import Measure
 FIRST_STEPS = 10
 
 CHANGE_MIN = 1.1
-_REVIEW_AGE = 0.4
+_REVIEW_AGE = 0.5
+"""By this part of the time since the last failure does that time alone not move an interval noticeably."""
 _ROUNDS = 5
 _CLOSE = 0.05
 _FULL_DISK_FACTOR = 4.0
@@ -115,6 +116,10 @@ class Tuner:
         memory: bool = True,
         memory_misses: Mapping[Domain, float] = MISSES_ALONE,
     ) -> None:
+        if memory and (len({*memory_misses.values(), 0.0}) == 1 or len({*memory_misses.values(), 1.0}) == 1):
+            raise ValueError(
+                f"memory_misses is {memory_misses!r}; each tier has to be what some failure is restored from"
+            )
         self.rates = rates
         self._limits = limits or Limits()
         self._misses = dict(memory_misses) if memory else None
@@ -131,34 +136,41 @@ class Tuner:
         self, tier: TierName, *, stall_seconds: float, durable_seconds: float, interference_seconds: float = 0.0
     ) -> None:
         """A save of this tier was made; `cost.SaveCost` says what is what. Of several ranks, the slowest counts."""
-        self._tiers[tier].saved(SaveCost(stall_seconds, durable_seconds, interference_seconds))
-        self._review_at = 0.0
+        measured = self._tiers[tier]
+        before = measured.cost
+        measured.saved(SaveCost(stall_seconds, durable_seconds, interference_seconds))
+        self._look_again(measured.cost != before)
 
     def steps_took(self, seconds: Iterable[float]) -> None:
         """The last steps of some rank took so long, saves not counted."""
+        before = self._step_seconds.value
         for sample in seconds:
             self._step_seconds.add(sample)
-        self._review_at = 0.0
+        self._look_again(self._step_seconds.value != before)
 
     def restarted(self, tier: TierName, seconds: float) -> None:
-        """From a failure until training went on from there, it took so long."""
+        """From a failure until training went on from there, it took so long. Moves no interval."""
         self._tiers[tier].restart_seconds.add(seconds)
-        self._review_at = 0.0
 
     def room(self, free_bytes: float, save_bytes: float) -> None:
         """The disk has so much room, what may be deleted counted as free; a save takes so much."""
+        before = self._saves_that_fit < 1.0
         self._saves_that_fit = free_bytes / save_bytes if save_bytes else math.inf
-        self._review_at = 0.0
+        self._look_again((self._saves_that_fit < 1.0) != before)
 
     def failed(self, at: float, *, cause: str, domain: Domain) -> None:
         """The run failed, at this time on its clock."""
         self.rates.failed(at, cause=cause, domain=domain)
-        self._review_at = 0.0
+        self._look_again(True)
 
     def resized(self, at: float, ranks: int) -> None:
         """From now on the run has so many ranks."""
         self.rates.resized(at, ranks)
-        self._review_at = 0.0
+        self._look_again(True)
+
+    def _look_again(self, changed: bool) -> None:
+        if changed:
+            self._review_at = 0.0
 
     # ------------------------------------------------------------ what follows
 

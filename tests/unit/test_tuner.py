@@ -138,6 +138,12 @@ def test_copies_on_other_nodes_make_durable_saves_rarer() -> None:
     assert intervals[1] > 3 * intervals[0]
 
 
+@pytest.mark.parametrize("missed", [0.0, 1.0])
+def test_a_tier_that_nothing_is_restored_from_is_refused(missed: float) -> None:
+    with pytest.raises(ValueError, match="memory_misses is"):
+        Tuner(FailureRate(Prior(failures_per_second=1.0)), memory_misses={"process": missed, "node": missed})
+
+
 def test_without_memory_every_failure_counts() -> None:
     alone, beside = tuner(), tuner(memory=True)
     for subject in (alone, beside):
