@@ -207,6 +207,15 @@ def test_slots_serve_snapshots_only_so_many_steps_apart() -> None:
     assert [bound.name for bound in decision.bounds] == ["memory"]
 
 
+def test_rounding_to_steps_oversteps_no_bound() -> None:
+    subject = tuner(Limits(durable_overhead_max=0.3257))
+    subject.steps_took([941.0] * 3)
+    saves(subject, stall=1932.0, durable=1932.0)
+    decision = decided(subject)
+    assert 4 * 941.0 < 1932.0 * (1 / 0.3257 - 1) < decision.best_seconds < 4.5 * 941.0
+    assert overhead_ratio(decision.inputs.cost, decision.interval_seconds) <= 0.3257
+
+
 def test_of_several_bounds_the_strictest_comes_first_and_holds() -> None:
     subject = tuner(Limits())
     saves(subject, stall=10.0, durable=500.0)
