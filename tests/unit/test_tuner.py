@@ -28,7 +28,7 @@ def tuner(limits: Limits = FREE, *, memory: bool = False, mtbf: float = 2 * HOUR
     """Of a run that has failed so often, on average every `mtbf`, each time a process; its gaps are as those of
     memoryless failures."""
     subject = Tuner(FailureRate(Prior(failures_per_second=1 / mtbf), ranks=8), limits=limits, memory=memory)
-    gaps = [-mtbf * math.log((index + 0.5) / failures) for index in range(failures)]
+    gaps = [-mtbf * math.log((index + 0.5) / failures) for index in range(failures)]  # the quantiles
     random.Random(0).shuffle(gaps)
     for at in accumulate(gaps):
         subject.failed(at, cause="signal", domain="process")
@@ -305,6 +305,18 @@ def test_while_nothing_fails_saves_become_rarer() -> None:
         at += decision.interval_seconds + 1.0
     assert intervals == sorted(intervals)
     assert intervals[-1] > 2 * intervals[0]
+
+
+def test_after_clustered_failures_the_rate_counts_from_when_the_save_can_be_restored() -> None:
+    best = []
+    for durable in (1.0, 1200.0):
+        subject, rng, at = tuner(failures=0), random.Random(3), 0.0
+        for _ in range(200):
+            at += rng.weibullvariate(2 * HOUR / math.gamma(1 + 1 / 0.6), 0.6)
+            subject.failed(at, cause="signal", domain="process")
+        saves(subject, durable=durable)
+        best.append(decided(subject, at + 60.0).best_seconds)
+    assert best[1] > 1.3 * best[0]
 
 
 def test_before_it_wants_to_look_again_nothing_is_decided() -> None:
