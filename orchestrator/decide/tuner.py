@@ -285,8 +285,8 @@ class Tuner:
 
 
 class _Measured:
-    """What is known of one tier. `cost`: None before the first save. `best_seconds`: as last computed. `review_at`: until
-    then time alone changes nothing, for the time since the last failure has not grown by `review_age` of itself."""
+    """What is known of one tier. `cost`: None before the first save. `best_seconds`: as last computed. `review_at`:
+    until then time alone changes nothing; the time since the last failure has grown by `review_age` of itself then."""
 
     def __init__(self, name: TierName) -> None:
         self.name = name
