@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from orchestrator.config import RecoveryConfig
+from orchestrator.decide.cost import overhead_ratio
 from orchestrator.decide.failure_rate import FailureRate, prior_from_cluster
 from orchestrator.decide.run_history import RunHistory
 from orchestrator.decide.slowdown import Slowdown
@@ -31,6 +32,8 @@ from workers.messages import Command, RankPulse, SaveEvery
 logger = logging.getLogger("lastgood")
 
 _SETS_KEPT = 8
+_DEAR_CEILING = 0.01
+"""A ceiling on overhead that costs more than this part of the training time is worth a warning."""
 _RANKS_PER_NODE = 8
 """The published rates are of nodes with so many GPUs."""
 
@@ -185,6 +188,15 @@ class Cadence:
     def _order(self, decision: IntervalDecision, at: float) -> None:
         assert self._tuner is not None and decision.interval_steps is not None
         self._steps[decision.tier] = decision.interval_steps
+        for bound in decision.bounds:
+            if bound.name == "overhead" and bound.goodput_cost_ratio > _DEAR_CEILING:
+                logger.warning(
+                    "lastgood: RecoveryConfig.%s costs %.1f%% of the training time: saves are dear and failures frequent, so "
+                    "more would be lost than they take; %.1f%% for saves would pay best",
+                    "save_overhead_max" if decision.tier == "durable" else "snapshot_overhead_max",
+                    100 * bound.goodput_cost_ratio,
+                    100 * overhead_ratio(decision.inputs.cost, decision.best_seconds),
+                )
         believed = {
             name: {
                 "per_second": posterior.mean_per_second,

@@ -36,7 +36,8 @@ class Measure:
             self._doubtful = None
         self.value = statistics.median(self._samples)
         if self._doubtful is not None:
-            self.value = min(max(self._doubtful, self.value / _LEAP_MAX), max(self.value, self._floor) * _LEAP_MAX)
+            low, high = self.value / _LEAP_MAX, max(self.value, self._floor) * _LEAP_MAX
+            self.value = min(max(self._doubtful, low), high)
 
     def _far(self, one: float, other: float) -> bool:
         low, high = sorted((max(one, self._floor), max(other, self._floor)))

@@ -26,13 +26,19 @@ from orchestrator.decide.measure import Measure
 FIRST_STEPS = 10
 
 CHANGE_MIN = 1.1
-_REVIEW_AGE = 0.4
+_REVIEW_AGE_MIN, _REVIEW_AGE_MAX = 0.5, 2.0
+"""By how much of itself the time since the last failure has to grow until it may have moved an interval noticeably: by
+the more, the less it moved it before."""
+_UNMOVED = 0.03
 _ROUNDS = 5
 _CLOSE = 0.05
+_ROUNDING = 1e-9
 _FULL_DISK_FACTOR = 4.0
 _RESTART_SECONDS = {"memory": 10.0, "durable": 120.0}
 
 TierName = Literal["memory", "durable"]
+_Parts = dict[TierName, list[tuple[Domain | None, float]]]
+"""By tier, what part of the failures of each domain it is restored after; None: of all."""
 BoundName = Literal["overhead", "bandwidth", "disk", "memory", "prudence"]
 
 MISSES_ALONE: Mapping[Domain, float] = {"process": 0.0, "node": 1.0}
@@ -121,12 +127,14 @@ class Tuner:
         memory: bool = True,
         memory_misses: Mapping[Domain, float] = MISSES_ALONE,
     ) -> None:
+        if memory and (len({*memory_misses.values(), 0.0}) == 1 or len({*memory_misses.values(), 1.0}) == 1):
+            raise ValueError(
+                f"memory_misses is {memory_misses!r}; each tier has to be what some failure is restored from"
+            )
         self.rates = rates
         self._limits = limits or Limits()
-        self._misses = dict(memory_misses) if memory else None
-        self._tiers: dict[TierName, _Measured] = {
-            name: _Measured(name) for name in (("memory", "durable") if memory else ("durable",))
-        }
+        self._parts: _Parts = _parts(memory_misses) if memory else {"durable": [(None, 1.0)]}
+        self._tiers: dict[TierName, _Measured] = {name: _Measured(name) for name in self._parts}
         self._step_seconds = Measure()
         self._saves_that_fit = math.inf
         self._review_at = 0.0
@@ -137,34 +145,43 @@ class Tuner:
         self, tier: TierName, *, stall_seconds: float, durable_seconds: float, interference_seconds: float = 0.0
     ) -> None:
         """A save of this tier was made; `cost.SaveCost` says what is what. Of several ranks, the slowest counts."""
-        self._tiers[tier].saved(SaveCost(stall_seconds, durable_seconds, interference_seconds))
-        self._review_at = 0.0
+        measured = self._tiers[tier]
+        before = measured.cost
+        measured.saved(SaveCost(stall_seconds, durable_seconds, interference_seconds))
+        self._look_again(measured.cost != before)
 
     def steps_took(self, seconds: Iterable[float]) -> None:
         """The last steps of some rank took so long, saves not counted."""
+        before = self._step_seconds.value
         for sample in seconds:
             self._step_seconds.add(sample)
-        self._review_at = 0.0
+        self._look_again(self._step_seconds.value != before)
 
     def restarted(self, tier: TierName, seconds: float) -> None:
-        """From a failure until training went on from there, it took so long."""
+        """From a failure until training went on from there, it took so long. Moves no interval."""
         self._tiers[tier].restart_seconds.add(seconds)
-        self._review_at = 0.0
 
     def room(self, free_bytes: float, save_bytes: float) -> None:
         """The disk has so much room, what may be deleted counted as free; a save takes so much."""
+        before = self._saves_that_fit < 1.0
         self._saves_that_fit = free_bytes / save_bytes if save_bytes else math.inf
-        self._review_at = 0.0
+        self._look_again((self._saves_that_fit < 1.0) != before)
 
     def failed(self, at: float, *, cause: str, domain: Domain) -> None:
         """The run failed, at this time on its clock."""
         self.rates.failed(at, cause=cause, domain=domain)
-        self._review_at = 0.0
+        self._look_again(True)
 
     def resized(self, at: float, ranks: int) -> None:
         """From now on the run has so many ranks."""
         self.rates.resized(at, ranks)
-        self._review_at = 0.0
+        self._look_again(True)
+
+    def _look_again(self, changed: bool) -> None:
+        if changed:
+            self._review_at = 0.0
+            for tier in self._tiers.values():
+                tier.review_at, tier.review_age = 0.0, _REVIEW_AGE_MIN
 
     # ------------------------------------------------------------ what follows
 
@@ -183,23 +200,25 @@ class Tuner:
         if at < self._review_at:
             return ()
         changed = []
-        review_at = math.inf
         for tier in self._tiers.values():
             cost = tier.cost
-            if cost is None:
+            if cost is None or at < tier.review_at:
                 continue
             plan = self._plan(at, tier, cost)
             if tier.current is None or _differ(tier.current, plan):
                 tier.current = self._decision(at, tier.name, plan)
                 changed.append(tier.current)
-            review_at = min(review_at, at + max(tier.current.interval_seconds, _REVIEW_AGE * self._age_seconds(at)))
-        self._review_at = 0.0 if math.isinf(review_at) else review_at
+            unmoved = abs(plan.best_seconds - tier.best_seconds) <= _UNMOVED * plan.best_seconds
+            tier.best_seconds = plan.best_seconds
+            tier.review_age = min(2.0 * tier.review_age, _REVIEW_AGE_MAX) if unmoved else _REVIEW_AGE_MIN
+            tier.review_at = at + max(tier.current.interval_seconds, tier.review_age * self._age_seconds(at, tier.name))
+        self._review_at = min(tier.review_at for tier in self._tiers.values())
         return tuple(changed)
 
     def _plan(self, at: float, tier: "_Measured", cost: SaveCost) -> "_Plan":
         # The rate is that of the interval to come, whose length depends on the rate in turn. A save helps only once it
         # can be restored, so what counts is the rate from then on.
-        best = tier.current.best_seconds if tier.current else 0.0
+        best = tier.best_seconds
         for _ in range(_ROUNDS):
             before = best
             rate = self._failures_per_second(at + cost.exposed_seconds, tier.name, best + cost.cost_seconds)
@@ -209,16 +228,15 @@ class Tuner:
         step_seconds = self._step_seconds.value
         prudent = _shortest_with(cost, self._limits.overhead_min)
         wanted = min(best, prudent)
-        least = {
-            name: seconds
-            for name, seconds in self._least_seconds(tier.name, cost, best, step_seconds).items()
-            if seconds > wanted
-        }
-        bounds = {**least, "prudence": prudent} if prudent < best else least
-        interval = max(least.values(), default=wanted)
+        least = self._least_seconds(tier.name, cost, best, step_seconds)
+        strictest = max(least.values())
+        interval = max(wanted, strictest)
+        bounds = {name: seconds for name, seconds in least.items() if seconds > wanted}
+        if prudent < best:
+            bounds["prudence"] = prudent
         steps = None
         if step_seconds:
-            steps = max(1, math.ceil(interval / step_seconds) if bounds else round(interval / step_seconds))
+            steps = max(1, round(wanted / step_seconds), math.ceil(strictest / step_seconds - _ROUNDING))
             interval = steps * step_seconds
         return _Plan(
             model=Tier(cost, rate, tier.restart_seconds.value or _RESTART_SECONDS[tier.name]),
@@ -270,25 +288,23 @@ class Tuner:
 
     def _failures_per_second(self, at: float, tier: TierName, ahead_seconds: float) -> float:
         """Of the failures after which this tier is what the run is restored from."""
-        if self._misses is None:
-            return self.rates.hazard_per_second(at, ahead_seconds)
-        total = 0.0
-        for domain, missed in self._misses.items():
-            part = missed if tier == "durable" else 1.0 - missed
-            if part > 0.0:
-                total += part * self.rates.hazard_per_second(at, ahead_seconds, domain)
-        return total
+        parts = self._parts[tier]
+        return sum(part * self.rates.hazard_per_second(at, ahead_seconds, domain) for domain, part in parts)
 
-    def _age_seconds(self, at: float) -> float:
-        return min(self.rates.age_seconds(at, domain) for domain in (self._misses or (None,)))
+    def _age_seconds(self, at: float, tier: TierName) -> float:
+        return min(self.rates.age_seconds(at, domain) for domain, _ in self._parts[tier])
 
 
 class _Measured:
-    """What is known of one tier. `cost`: None before the first save."""
+    """What is known of one tier. `cost`: None before the first save. `best_seconds`: as last computed. `review_at`:
+    until then time alone changes nothing; the time since the last failure has grown by `review_age` of itself then."""
 
     def __init__(self, name: TierName) -> None:
         self.name = name
         self.current: IntervalDecision | None = None
+        self.best_seconds = 0.0
+        self.review_at = 0.0
+        self.review_age = _REVIEW_AGE_MIN
         self.restart_seconds = Measure()
         self._stall_seconds = Measure()
         self._durable_seconds = Measure()
@@ -308,7 +324,8 @@ class _Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """A decision in the making: what it may turn out to be, before it is compared with what holds."""
+    """A decision in the making: what it may turn out to be, before it is compared with what holds. `least_seconds`: of
+    the bounds that bit."""
 
     model: Tier
     best_seconds: float
@@ -321,6 +338,16 @@ class _Plan:
 def _shortest_with(cost: SaveCost, overhead: float) -> float:
     """The shortest interval at which saves take this part of the time."""
     return cost.cost_seconds * (1.0 / overhead - 1.0) if overhead > 0.0 else math.inf
+
+
+def _parts(memory_misses: Mapping[Domain, float]) -> _Parts:
+    parts: _Parts = {
+        "memory": [(domain, 1.0 - missed) for domain, missed in memory_misses.items() if missed < 1.0],
+        "durable": [(domain, missed) for domain, missed in memory_misses.items() if missed > 0.0],
+    }
+    if not all(parts.values()):
+        raise ValueError(f"memory_misses is {memory_misses!r}; each tier has to be what some failure is restored from")
+    return parts
 
 
 def _differ(current: IntervalDecision, plan: _Plan) -> bool:

@@ -80,6 +80,7 @@ def test_when_failures_come_ten_times_as_often_saves_do_too(tmp_path: Path) -> N
         )
     )
     run_dir = run.trainer.run_dir
+    run.status_when(lambda status: status["step"] >= 15)
     wait_for(lambda: decisions(run_dir) or None, 120)
     before = decisions(run_dir)[-1]
     for number in range(1, 7):

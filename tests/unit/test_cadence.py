@@ -236,3 +236,12 @@ def test_a_full_disk_makes_saves_rare_until_there_is_room_again(tmp_path: Path) 
 
 def _names(bounds: Iterable[dict[str, Any]]) -> set[str]:
     return {bound["name"] for bound in bounds}
+
+
+def test_a_ceiling_that_loses_more_than_it_spares_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(tmp_path, snapshot_every_steps=None, failures_per_node_day=300.0)
+    rig.start()
+    rig.train(5)
+    rig.save(stall=4.0, durable=5.0)
+    assert "overhead" in _names(rig.decisions("durable")[-1]["bounds"])
+    assert "RecoveryConfig.save_overhead_max costs" in caplog.text
