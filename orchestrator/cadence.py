@@ -191,8 +191,8 @@ class Cadence:
         for bound in decision.bounds:
             if bound.name == "overhead" and bound.goodput_cost_ratio > _DEAR_CEILING:
                 logger.warning(
-                    "lastgood: RecoveryConfig.%s costs %.1f%% of the training time: saves are dear and failures frequent, so "
-                    "more would be lost than they take; %.1f%% for saves would pay best",
+                    "lastgood: RecoveryConfig.%s costs %.1f%% of the training time: more is lost at failures than "
+                    "the saves would take; %.1f%% for saves would pay best",
                     "save_overhead_max" if decision.tier == "durable" else "snapshot_overhead_max",
                     100 * bound.goodput_cost_ratio,
                     100 * overhead_ratio(decision.inputs.cost, decision.best_seconds),
