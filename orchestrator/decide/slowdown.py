@@ -1,14 +1,16 @@
 """By how much steps are slower while a save is written. Step times in, seconds out.
 
 Invariants: steps outside of saves make up what is usual; those within count with what they take beyond it, in all, and
-never as less than nothing.
+never as less than nothing. What the usual steps' own noise would show as well (two standard deviations) is none.
 """
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
 
 _USUAL_KEPT = 128
+_DEVIATIONS = 2.0
 
 
 class Slowdown:
@@ -38,4 +40,7 @@ class Slowdown:
     def seconds(self) -> float:
         if not self._usual:
             return 0.0
-        return max(0.0, sum(self._within) - len(self._within) * statistics.fmean(self._usual))
+        number = len(self._within)
+        excess = sum(self._within) - number * statistics.fmean(self._usual)
+        noise = _DEVIATIONS * statistics.pstdev(self._usual) * math.sqrt(number)
+        return excess if excess > max(0.0, noise) else 0.0
