@@ -72,7 +72,7 @@ def test_when_failures_come_ten_times_as_often_saves_do_too(tmp_path: Path) -> N
             tmp_path,
             "oftener",
             hanging.until_loop,
-            config={"seconds": 480.0, "pace_seconds": 0.05},
+            config={"seconds": 100.0, "pace_seconds": 0.05},  # of each generation
             cadence="auto",
             save_overhead_max=None,
             snapshot_every_steps=None,
