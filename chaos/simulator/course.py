@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from chaos.simulator.draws import Draws, most_below
+from orchestrator.decide.tuner import TierName
 
 
 @dataclass(slots=True)
@@ -16,7 +17,7 @@ class Tier:
     """How long saves of one tier take. `used` counts the saves so far: the index of the next one's costs. `steps`: the
     interval between two, in training steps."""
 
-    name: str
+    name: TierName
     stall: Draws
     interference: Draws
     durable: Draws
@@ -65,88 +66,120 @@ class Boundary:
 
 
 class Course:
-    """Begins now, with training. `memory`: its tier, if snapshots stay in memory."""
+    """Begins now, with training. `memory`: its tier, if snapshots stay in memory. `since_durable`: how long was trained
+    since the last durable save, so that the first cycle is shorter."""
 
-    def __init__(self, durable: Tier, memory: Tier | None, step_seconds: float) -> None:
-        self._durable, self._memory = durable, memory
+    def __init__(self, durable: Tier, memory: Tier | None, step_seconds: float, since_durable: float = 0.0) -> None:
+        self._durable, self._memory, self._since_durable = durable, memory, since_durable
         self._interval = durable.steps * step_seconds
+        self._first = max(step_seconds, self._interval - since_durable)
         self._short = memory.steps * step_seconds if memory is not None else self._interval
-        self.between = math.ceil(durable.steps / memory.steps) - 1 if memory is not None else 0
+        self._between = self._fitting(self._interval)
+        self._between_first = self._fitting(self._first)
         self._cycle_mean = self._interval + durable.pause_mean
         if memory is not None:
-            self._cycle_mean += self.between * memory.pause_mean
+            self._cycle_mean += self._between * memory.pause_mean
 
-    def after(self, seconds: float, cycles: int) -> Position:
-        """At that time, or when so many cycles are over, whichever comes first."""
-        if cycles <= 2 * seconds / self._cycle_mean and (spent := self._spent(cycles)) <= seconds:
-            return Position(spent, cycles)
-        whole = min(cycles - 1, most_below(seconds, self._spent, int(seconds / self._cycle_mean)))
+    def after(self, seconds: float) -> Position:
+        """At that time."""
+        guess = int((seconds + self._interval - self._first) / self._cycle_mean)
+        whole = most_below(seconds, self._spent, guess)
         rest = seconds - self._spent(whole)
-        part = 0
-        if self.between:
+        part, between = 0, self._between_in(whole)
+        if between:
             part = most_below(rest, lambda count: self._spent_in(whole, count), int(rest / self._short))
-            part = min(self.between, part)
+            part = min(between, part)
             rest -= self._spent_in(whole, part)
-        trained = min(rest, self._stretch(part))
+        trained = min(rest, self._stretch(whole, part))
         return Position(seconds, whole, part, trained, rest - trained)
+
+    def next_end(self, position: Position) -> Position:
+        """When the next save has ended."""
+        whole, part = position.whole, position.part + 1
+        if part > self._between_in(whole):
+            whole, part = whole + 1, 0
+        return Position(self._spent(whole) + self._spent_in(whole, part), whole, part)
 
     def seconds_until(self, work: float) -> float:
         """Until so many seconds of training are done."""
-        whole = _full_before(work, self._interval)
-        part = min(self.between, _full_before(work - whole * self._interval, self._short))
-        rest = work - whole * self._interval - part * self._short
-        return self._spent(whole) + self._spent_in(whole, part) + rest
+        whole = 0 if work <= self._first else 1 + _full_before(work - self._first, self._interval)
+        left = work - self._training(whole)
+        part = min(self._between_in(whole), _full_before(left, self._short))
+        return self._spent(whole) + self._spent_in(whole, part) + left - part * self._short
 
     def work(self, position: Position) -> float:
-        return position.whole * self._interval + position.part * self._short + position.trained
+        return self._training(position.whole) + position.part * self._short + position.trained
+
+    def since_durable(self, position: Position) -> float:
+        """How long was trained since the last durable save."""
+        before = self._since_durable if position.whole == 0 else 0.0
+        return before + position.part * self._short + position.trained
+
+    def snapshots(self, position: Position) -> int:
+        """How many snapshots that stay in memory have been taken and are over."""
+        return self._snapshots(position.whole) + position.part
 
     def saving(self, position: Position) -> Tier | None:
         """The tier whose save has begun there and still holds training up."""
         if position.paused <= 0:
             return None
-        return self._memory if position.part < self.between else self._durable
+        return self._memory if position.part < self._between_in(position.whole) else self._durable
 
     def durable_saves(self, position: Position) -> Iterator[Boundary]:
         """Those that began by then, the newest first."""
-        durable = self._durable
-        begun = position.whole + (self.saving(position) is durable)
-        for number in range(begun - 1, -1, -1):
-            at = self._spent(number + 1) - durable.pause(number)
-            yield Boundary(at, (number + 1) * self._interval, at + durable.ready(number))
+        for number in range(position.whole - (self.saving(position) is not self._durable), -1, -1):
+            at = self._spent(number + 1) - self._durable.pause(number)
+            yield Boundary(at, self._training(number + 1), at + self._durable.ready(number))
 
     def memory_saves(self, position: Position) -> Iterator[Boundary]:
-        """The snapshots, those of durable saves among them, that began by then; the newest first."""
+        """The snapshots that began by then, those of durable saves among them; the newest first."""
         memory = self._memory
         if memory is None:
             return
         saving = self.saving(position)
-        whole, part = position.whole + (saving is self._durable), position.part + (saving is memory)
+        whole, part = position.whole, position.part + (saving is memory)
         if saving is self._durable:
-            part = 0
+            whole, part = whole + 1, 0
         for cycle in range(whole, -1, -1):
+            first = self._snapshots(cycle)
             for number in range(part - 1, -1, -1):
-                index = cycle * self.between + number
-                at = self._spent(cycle) + self._spent_in(cycle, number + 1) - memory.pause(index)
-                work = cycle * self._interval + (number + 1) * self._short
-                yield Boundary(at, work, at + memory.ready(index))
+                at = self._spent(cycle) + self._spent_in(cycle, number + 1) - memory.pause(first + number)
+                work = self._training(cycle) + (number + 1) * self._short
+                yield Boundary(at, work, at + memory.ready(first + number))
             if cycle > 0:
                 at = self._spent(cycle) - self._durable.pause(cycle - 1)
-                yield Boundary(at, cycle * self._interval, at + memory.ready(cycle * self.between))
-            part = self.between
+                yield Boundary(at, self._training(cycle), at + memory.ready(first))
+                part = self._between_in(cycle - 1)
+
+    def _training(self, cycles: int) -> float:
+        """In so many whole cycles."""
+        return self._first + (cycles - 1) * self._interval if cycles else 0.0
+
+    def _snapshots(self, cycles: int) -> int:
+        """That stay in memory, in so many whole cycles."""
+        return self._between_first + (cycles - 1) * self._between if cycles else 0
 
     def _spent(self, cycles: int) -> float:
         """By so many whole cycles."""
-        memory = self._memory.pause(0, cycles * self.between) if self._memory is not None else 0.0
-        return cycles * self._interval + self._durable.pause(0, cycles) + memory
+        memory = self._memory.pause(0, self._snapshots(cycles)) if self._memory is not None else 0.0
+        return self._training(cycles) + self._durable.pause(0, cycles) + memory
 
     def _spent_in(self, cycle: int, count: int) -> float:
         """By so many intervals in memory with their saves, in the cycle that follows `cycle` others."""
-        pauses = self._memory.pause(cycle * self.between, count) if self._memory is not None else 0.0
+        pauses = self._memory.pause(self._snapshots(cycle), count) if self._memory is not None else 0.0
         return count * self._short + pauses
 
-    def _stretch(self, part: int) -> float:
-        """Training until the save that follows `part` others in its cycle."""
-        return self._short if part < self.between else self._interval - self.between * self._short
+    def _fitting(self, interval: float) -> int:
+        """How many snapshots there is room for before a durable save."""
+        return max(0, math.ceil(interval / self._short - 1e-9) - 1)
+
+    def _between_in(self, cycle: int) -> int:
+        return self._between if cycle else self._between_first
+
+    def _stretch(self, cycle: int, part: int) -> float:
+        """Training until the save that follows `part` snapshots in its cycle."""
+        between = self._between_in(cycle)
+        return self._short if part < between else self._training(cycle + 1) - self._training(cycle) - between * self._short
 
 
 def _full_before(work: float, interval: float) -> int:

@@ -6,6 +6,7 @@ Invariants:
 - Every second of wall time is counted once, as useful or as one kind of badput.
 - What is restored is decided by decide/ladder.py, whether and when it is tried again by decide/budget.py: the code of
   real runs. A failure in the middle of a restart begins it anew.
+- A policy is asked at the ends of saves: the first one after the time at which it wants to be asked again.
 - A save begins at the earliest when the one before can be restored, on average: an interval that is shorter waits.
 
 Simplified: a save slows training down right after its stall, and not spread until it is durable. Where a run goes on
@@ -14,7 +15,6 @@ from memory, that state is made durable too, beside the training and without slo
 
 import math
 import random
-import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -25,10 +25,8 @@ from chaos.simulator.job import Job, Policy, SaveCosts
 from chaos.simulator.outcome import Outcome
 from chaos.simulator.rungs import Restored, Rungs
 from orchestrator.decide.budget import FailureBudget, Stop
+from orchestrator.decide.tuner import TierName
 
-_ASK_AGAIN_AFTER = 0.1
-"""A policy that may change its mind is asked after each save, and once there were many since the last restart, after
-this part of them more: nothing but the passing of time has happened to it."""
 _NO_FAILURE = Failure(math.inf, "", "", False)
 _STEPS_MAX = 1e12
 
@@ -81,12 +79,10 @@ class _Run:
     def _train(self) -> None:
         """Until the next failure or the end."""
         until = min(self._next.at, self._job.horizon_seconds)
-        saves = 0
+        since_durable = 0.0
         while self._now < until and self._work < self._job.work_seconds:
             self._take_intervals()
-            cycles = sys.maxsize if self._policy.fixed else 1 + int(saves * _ASK_AGAIN_AFTER)
-            self._pass(until, cycles)
-            saves += cycles
+            since_durable = self._pass(until, since_durable)
 
     def _take_intervals(self) -> None:
         wanted = self._policy.intervals(self._up)
@@ -104,44 +100,51 @@ class _Run:
         least = math.ceil((costs.durable.mean - costs.pause_seconds) / self._job.step_seconds - 1e-9)
         return max(1, least, round(min(seconds / self._job.step_seconds, _STEPS_MAX)))
 
-    def _pass(self, until: float, cycles: int) -> None:
-        """Train on until that time, or until so many durable saves have been taken."""
+    def _pass(self, until: float, since_durable: float) -> float:
+        """Train on until that time, or until the policy is to be asked; how long was trained since the last durable save
+        then, given how long it was before."""
         job, began, work = self._job, self._now, self._work
-        course = Course(self._durable, self._memory, job.step_seconds)
+        course = Course(self._durable, self._memory, job.step_seconds, since_durable)
+        seconds = until - began
         done_after = course.seconds_until(job.work_seconds - work) if math.isfinite(job.work_seconds) else math.inf
-        position = course.after(min(until - began, done_after), cycles)
+        end = min(seconds, done_after)
+        position = None
+        review_after = self._policy.review_at - self._up
+        if review_after < end:
+            position = course.next_end(course.after(max(0.0, review_after)))
+        if position is None or position.seconds > end:
+            position = course.after(end)
         self._rungs.durable(course.durable_saves(position), began, work, job.step_seconds)
         self._rungs.memory(course.memory_saves(position), began, work, job.step_seconds)
-        self._work = work + course.work(position)
-        self._now = until if position.seconds == until - began else began + position.seconds
-        if position.seconds == done_after:
-            self._work = job.work_seconds
-        self._count_pauses(course, position)
+        # Not by adding up, so that ends are met exactly.
+        self._now = until if position.seconds == seconds else began + position.seconds
+        self._work = job.work_seconds if position.seconds == done_after else work + course.work(position)
+        self._count_saves(course, position)
+        return course.since_durable(position)
 
-    def _count_pauses(self, course: Course, position: Position) -> None:
+    def _count_saves(self, course: Course, position: Position) -> None:
         badput = self._out.badput_seconds
-        in_memory = position.whole * course.between + position.part
-        for tier, count in ((self._durable, position.whole), (self._memory, in_memory)):
-            if tier is not None:
-                badput["stall"] += tier.stall.sum(tier.used, count)
-                badput["interference"] += tier.interference.sum(tier.used, count)
-                tier.used += count
         cut_short = course.saving(position)
-        if cut_short is not None:
-            stalled = min(position.paused, cut_short.stall[cut_short.used])
-            badput["stall"] += stalled
-            badput["interference"] += position.paused - stalled
-            cut_short.used += 1
-        self._tell_costs(position.whole > 0, in_memory > 0)
+        for tier, count in ((self._durable, position.whole), (self._memory, course.snapshots(position))):
+            if tier is None:
+                continue
+            badput["stall"] += tier.stall.sum(tier.used, count)
+            badput["interference"] += tier.interference.sum(tier.used, count)
+            tier.used += count
+            if count:
+                self._tell_costs(tier)
+            if tier is cut_short:
+                stalled = min(position.paused, tier.stall[tier.used])
+                badput["stall"] += stalled
+                badput["interference"] += position.paused - stalled
+                tier.used += 1
 
-    def _tell_costs(self, durable: bool, memory: bool) -> None:
-        if self._policy.fixed:
-            return
-        for tier, any_saved in ((self._memory, memory), (self._durable, durable)):
-            if tier is not None and any_saved:
-                last = tier.used - 1
-                costs = (tier.stall[last], tier.interference[last], tier.ready(-1))
-                self._policy.saved(tier.name, costs, self._up)
+    def _tell_costs(self, tier: Tier) -> None:
+        """Of its newest save that is over."""
+        last = tier.used - 1
+        self._policy.saved(
+            tier.name, tier.stall[last], max(tier.stall[last], tier.durable[last]), tier.interference[last]
+        )
 
     # ------------------------------------------------------------ failures
 
@@ -189,7 +192,7 @@ class _Run:
         return restored
 
 
-def _tier(name: str, costs: SaveCosts, rng: np.random.Generator) -> Tier:
+def _tier(name: TierName, costs: SaveCosts, rng: np.random.Generator) -> Tier:
     return Tier(
         name,
         *(cost.draws(rng) for cost in (costs.stall, costs.interference, costs.durable, costs.restart)),

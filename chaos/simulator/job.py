@@ -1,13 +1,13 @@
 """What is simulated: a job, what its saves and restores cost, and who says how often it saves."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from chaos.simulator.draws import Cost
 from chaos.simulator.failures import Failure
 from orchestrator.decide.budget import Limits
+from orchestrator.decide.tuner import TierName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +58,15 @@ class Policy(Protocol):
     """Says how often to save. `up` is the run's clock: wall time without the time in which it was down."""
 
     @property
-    def fixed(self) -> bool:
-        """Whether the intervals never change: then nothing needs to be asked again."""
+    def review_at(self) -> float:
+        """On the run's clock, when it wants to be asked again if nothing happens before; infinite for never."""
 
     def intervals(self, up: float) -> Intervals: ...
 
-    def saved(self, tier: str, costs: Sequence[float], up: float) -> None:
-        """The newest save of "durable" or "memory": seconds of stall, interference, and until it could be restored."""
+    def saved(
+        self, tier: TierName, stall_seconds: float, durable_seconds: float, interference_seconds: float
+    ) -> None: ...
 
     def failed(self, failure: Failure, up: float) -> None: ...
 
-    def restarted(self, tier: str, seconds: float) -> None: ...
+    def restarted(self, tier: TierName, seconds: float) -> None: ...

@@ -10,6 +10,9 @@ from orchestrator.decide import ladder
 from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord, MemorySet, Source
 from workers.checkpoint.manifest import checkpoint_name
 
+_ENOUGH = 64
+"""More saves than can be under way at once, those that are kept included."""
+
 From = Literal["memory", "durable", "fresh"]
 
 
@@ -48,10 +51,12 @@ class Rungs:
     def durable(self, newest_first: Iterable[Boundary], began: float, work: float, step_seconds: float) -> None:
         """The current generation has begun these saves, counted from that time and so much training."""
         self._durable.extend(self._needed(self._keep_last, newest_first, began, work, step_seconds))
+        del self._durable[:-_ENOUGH]
 
     def memory(self, newest_first: Iterable[Boundary], began: float, work: float, step_seconds: float) -> None:
         """And these snapshots, which stay in memory."""
         self._memory.extend(self._needed(1, newest_first, began, work, step_seconds))
+        del self._memory[:-_ENOUGH]
 
     def _needed(
         self, count: int, newest_first: Iterable[Boundary], began: float, work: float, step_seconds: float

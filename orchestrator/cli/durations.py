@@ -44,7 +44,7 @@ def show_duration(seconds: float) -> str:
     if seconds == 0:
         return "0 s"
     for unit, size in _SHOWN:
-        if round(seconds / size, 9) >= (2 if size > 60 else 1):
+        if round(seconds / size, 9) >= (2 if size > 1 else 1):
             return f"{_digits(seconds / size)} {unit}"
     return f"{_digits(seconds * 1e6)} us"
 

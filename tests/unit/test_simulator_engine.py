@@ -19,18 +19,22 @@ from chaos.simulator.outcome import Outcome
 
 @dataclass
 class Every:
-    """A fixed interval; asked again and again unless `fixed`."""
+    """A fixed interval. `review_every`: asked again and again, though nothing changes."""
 
     durable_seconds: float
     memory_seconds: float | None = None
-    fixed: bool = True
-    told: list[tuple[str, Sequence[float]]] = field(default_factory=list)
+    review_every: float = math.inf
+    review_at: float = math.inf
+    asked: list[float] = field(default_factory=list)
 
     def intervals(self, up: float) -> Intervals:
+        self.asked.append(up)
+        self.review_at = up + self.review_every
         return Intervals(durable_seconds=self.durable_seconds, memory_seconds=self.memory_seconds)
 
-    def saved(self, tier: str, costs: Sequence[float], up: float) -> None:
-        self.told.append((tier, costs))
+    def saved(
+        self, tier: str, stall_seconds: float, durable_seconds: float, interference_seconds: float
+    ) -> None: ...
 
     def failed(self, failure: Failure, up: float) -> None: ...
 
