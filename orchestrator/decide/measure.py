@@ -1,0 +1,48 @@
+"""What a repeated measurement says that is noisy, and that may change for good from one moment to the next.
+
+Invariants: the value is the median of the last few; noise moves it little. One that is more than `_JUMP` times off is
+believed at once, though only as `_LEAP_MAX` times the value before at most, until a second one confirms it; if the next
+one is as before it, it was an outlier, and what held before holds again.
+"""
+
+import statistics
+from collections import deque
+
+_SAMPLES = 16
+_JUMP = 3.0
+_LEAP_MAX = 10.0
+
+
+class Measure:
+    """Of something that is at least 0. `floor`: what is less than this counts as this when values are compared."""
+
+    def __init__(self, floor: float = 1e-3) -> None:
+        self._floor = floor
+        self._samples: deque[float] = deque(maxlen=_SAMPLES)
+        self._doubtful: float | None = None
+
+    @property
+    def value(self) -> float | None:
+        """None before anything was measured."""
+        if not self._samples:
+            return None
+        usual = statistics.median(self._samples)
+        if self._doubtful is None:
+            return usual
+        return min(max(self._doubtful, usual / _LEAP_MAX), max(usual, self._floor) * _LEAP_MAX)
+
+    def add(self, sample: float) -> None:
+        usual = statistics.median(self._samples) if self._samples else None
+        if usual is None or not self._far(sample, usual):
+            self._samples.append(sample)
+            self._doubtful = None
+        elif self._doubtful is None or self._far(sample, self._doubtful):
+            self._doubtful = sample
+        else:
+            self._samples.clear()
+            self._samples.extend((self._doubtful, sample))
+            self._doubtful = None
+
+    def _far(self, one: float, other: float) -> bool:
+        low, high = sorted((max(one, self._floor), max(other, self._floor)))
+        return high > _JUMP * low

@@ -1,0 +1,312 @@
+"""How often each tier saves. Measurements, failures and clock readings in, intervals out.
+
+Invariants:
+- A tier's interval is the best one (cost.py) for what its saves were measured to cost and for the rate of the failures
+  that it is restored after (failure_rate.py), at least as long as each of its bounds asks for.
+- Bounds: "overhead", the part of the time that its saves may take; "bandwidth", a save begins only when the one before
+  can be restored; "disk", while the disk has no room for another save they are rarely tried; "memory", the slots serve
+  snapshots only so many steps apart. A decision names those that bit, and what each costs: a ceiling on overhead that
+  loses more training than it spares says so.
+- An interval changes only when it is off by more than a tenth, so that noise does not change it, and the first decision
+  after a change in any input takes it into account.
+- Before a tier's saves are measured nothing is decided of it; the first of them comes after `FIRST_STEPS` steps.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.decide.cost import SaveCost, Tier, optimal_interval_seconds
+from orchestrator.decide.failure_rate import Domain, FailureRate, RatePosterior
+from orchestrator.decide.measure import Measure
+
+FIRST_STEPS = 10
+
+CHANGE_MIN = 1.1
+_REVIEW_AGE = 0.15
+_FULL_DISK_FACTOR = 4.0
+_RESTART_SECONDS = {"memory": 10.0, "durable": 120.0}
+
+TierName = Literal["memory", "durable"]
+BoundName = Literal["overhead", "bandwidth", "disk", "memory"]
+
+MISSES_ALONE: Mapping[Domain, float] = {"process": 0.0, "node": 1.0}
+"""After what part of a domain's failures memory has nothing to restore, if each node keeps its own snapshots only."""
+MISSES_REPLICATED: Mapping[Domain, float] = {"process": 0.0, "node": 0.05}
+"""The same if other nodes keep copies: a node's are lost with it if both go together. A guess, and the interval moves
+with its root only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """`durable_overhead_max`, `memory_overhead_max`: the part of the time that a tier's saves may take, 0 to 1; None
+    for as much as pays. `memory_steps_min`: how many steps apart the slots can serve snapshots."""
+
+    durable_overhead_max: float | None = 0.01
+    memory_overhead_max: float | None = 0.02
+    memory_steps_min: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("durable_overhead_max", "memory_overhead_max"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value <= 1.0:
+                raise ValueError(f"{name} is {value!r}; it has to be above 0 and at most 1, or None")
+        if self.memory_steps_min < 1:
+            raise ValueError(f"memory_steps_min is {self.memory_steps_min!r}; it has to be at least 1")
+
+    def overhead_max(self, tier: TierName) -> float | None:
+        return self.memory_overhead_max if tier == "memory" else self.durable_overhead_max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """`interval_seconds`: the shortest that it allows. `goodput_cost_ratio`: how much goodput that one costs against
+    the interval that would pay best."""
+
+    name: BoundName
+    interval_seconds: float
+    goodput_cost_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What an interval was decided from. `failures_per_second`: of the tier's failures over the interval to come, with
+    the age of the run; `rate`: what is believed of all failures of the run. `step_seconds`: None if not measured."""
+
+    cost: SaveCost
+    failures_per_second: float
+    restart_seconds: float
+    step_seconds: float | None
+    rate: RatePosterior
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalDecision:
+    """From now on this tier saves so often. `at`: on the run's clock.
+
+    `interval_steps`: None if step times were not measured. `best_seconds`: what would pay best without bounds.
+    `bounds`: those that ask for a longer interval than that, the strictest first. The goodput ratios are of this tier
+    alone, also with half and double the interval.
+    """
+
+    tier: TierName
+    at: float
+    interval_seconds: float
+    interval_steps: int | None
+    best_seconds: float
+    bounds: tuple[Bound, ...]
+    goodput_ratio: float
+    goodput_ratio_half: float
+    goodput_ratio_double: float
+    inputs: Inputs
+
+
+class Tuner:
+    """`memory`: whether snapshots are kept in memory between durable saves; `memory_misses` is then the part of each
+    domain's failures after which memory has nothing to restore. `rates` learns through `failed` and `resized` here."""
+
+    def __init__(
+        self,
+        rates: FailureRate,
+        *,
+        limits: Limits | None = None,
+        memory: bool = True,
+        memory_misses: Mapping[Domain, float] = MISSES_ALONE,
+    ) -> None:
+        self.rates = rates
+        self._limits = limits or Limits()
+        self._misses = dict(memory_misses) if memory else None
+        self._tiers: dict[TierName, _Measured] = {
+            name: _Measured(name) for name in (("memory", "durable") if memory else ("durable",))
+        }
+        self._step_seconds = Measure()
+        self._saves_that_fit = math.inf
+        self._review_at = 0.0
+
+    # ------------------------------------------------------------ what was measured
+
+    def saved(
+        self, tier: TierName, *, stall_seconds: float, durable_seconds: float, interference_seconds: float = 0.0
+    ) -> None:
+        """A save of this tier was made; `cost.SaveCost` says what is what. Of several ranks, the slowest counts."""
+        self._tiers[tier].saved(SaveCost(stall_seconds, durable_seconds, interference_seconds))
+        self._review_at = 0.0
+
+    def steps_took(self, seconds: Iterable[float]) -> None:
+        """The last steps of some rank took so long, saves not counted."""
+        for sample in seconds:
+            self._step_seconds.add(sample)
+        self._review_at = 0.0
+
+    def restarted(self, tier: TierName, seconds: float) -> None:
+        """From a failure until training went on from there, it took so long."""
+        self._tiers[tier].restart_seconds.add(seconds)
+        self._review_at = 0.0
+
+    def room(self, free_bytes: float, save_bytes: float) -> None:
+        """The disk has so much room, what may be deleted counted as free; a save takes so much."""
+        self._saves_that_fit = free_bytes / save_bytes if save_bytes else math.inf
+        self._review_at = 0.0
+
+    def failed(self, at: float, *, cause: str, domain: Domain) -> None:
+        """The run failed, at this time on its clock."""
+        self.rates.failed(at, cause=cause, domain=domain)
+        self._review_at = 0.0
+
+    def resized(self, at: float, ranks: int) -> None:
+        """From now on the run has so many ranks."""
+        self.rates.resized(at, ranks)
+        self._review_at = 0.0
+
+    # ------------------------------------------------------------ what follows
+
+    @property
+    def review_at(self) -> float:
+        """Until then, `decide` has nothing new to say unless something is measured or fails before."""
+        return self._review_at
+
+    def current(self, tier: TierName) -> IntervalDecision | None:
+        """What holds for this tier; None before the first decision."""
+        return self._tiers[tier].current
+
+    def decide(self, at: float) -> tuple[IntervalDecision, ...]:
+        """The tiers whose interval changes now. To be called often, at least after each save: it costs nothing before
+        `review_at`."""
+        if at < self._review_at:
+            return ()
+        changed = []
+        review_at = math.inf
+        for tier in self._tiers.values():
+            cost = tier.cost
+            if cost is None:
+                continue
+            plan = self._plan(at, tier, cost)
+            if tier.current is None or _differ(tier.current, plan):
+                tier.current = self._decision(at, tier.name, plan)
+                changed.append(tier.current)
+            cycle = tier.current.interval_seconds + cost.cost_seconds
+            review_at = min(review_at, at + max(cycle, _REVIEW_AGE * self._age_seconds(at)))
+        self._review_at = 0.0 if math.isinf(review_at) else review_at
+        return tuple(changed)
+
+    def _plan(self, at: float, tier: "_Measured", cost: SaveCost) -> "_Plan":
+        # The rate is that of the interval to come, which depends on the rate in turn.
+        best = tier.current.best_seconds if tier.current else 0.0
+        for _ in range(2):
+            rate = self._failures_per_second(at, tier.name, best + cost.cost_seconds)
+            best = optimal_interval_seconds(cost, rate)
+        step_seconds = self._step_seconds.value
+        least = self._least_seconds(tier.name, cost, best, step_seconds)
+        interval = max(best, *least.values()) if least else best
+        steps = None
+        if step_seconds:
+            steps = max(1, math.ceil(interval / step_seconds) if least else round(interval / step_seconds))
+            interval = steps * step_seconds
+        return _Plan(
+            model=Tier(cost, rate, tier.restart_seconds.value or _RESTART_SECONDS[tier.name]),
+            best_seconds=best,
+            least_seconds=least,
+            step_seconds=step_seconds,
+            interval_seconds=interval,
+            interval_steps=steps,
+        )
+
+    def _decision(self, at: float, tier: TierName, plan: "_Plan") -> IntervalDecision:
+        model, interval = plan.model, plan.interval_seconds
+        at_best = model.goodput_ratio(plan.best_seconds)
+        bounds = [
+            Bound(name=name, interval_seconds=least, goodput_cost_ratio=at_best - model.goodput_ratio(least))
+            for name, least in plan.least_seconds.items()
+        ]
+        return IntervalDecision(
+            tier=tier,
+            at=at,
+            interval_seconds=interval,
+            interval_steps=plan.interval_steps,
+            best_seconds=plan.best_seconds,
+            bounds=tuple(sorted(bounds, key=lambda bound: -bound.interval_seconds)),
+            goodput_ratio=model.goodput_ratio(interval),
+            goodput_ratio_half=model.goodput_ratio(interval / 2),
+            goodput_ratio_double=model.goodput_ratio(interval * 2),
+            inputs=Inputs(
+                cost=model.cost,
+                failures_per_second=model.failures_per_second,
+                restart_seconds=model.restart_seconds,
+                step_seconds=plan.step_seconds,
+                rate=self.rates.posterior(at),
+            ),
+        )
+
+    def _least_seconds(
+        self, tier: TierName, cost: SaveCost, best: float, step_seconds: float | None
+    ) -> dict[BoundName, float]:
+        """The shortest interval that each bound allows; only of bounds that allow no better one."""
+        least: dict[BoundName, float] = {"bandwidth": cost.exposed_seconds}
+        overhead_max = self._limits.overhead_max(tier)
+        if overhead_max is not None:
+            least["overhead"] = cost.cost_seconds * (1.0 / overhead_max - 1.0)
+        if tier == "memory" and step_seconds:
+            least["memory"] = self._limits.memory_steps_min * step_seconds
+        if tier == "durable" and self._saves_that_fit < 1.0:
+            least["disk"] = _FULL_DISK_FACTOR * best
+        return {name: seconds for name, seconds in least.items() if seconds > best}
+
+    def _failures_per_second(self, at: float, tier: TierName, ahead_seconds: float) -> float:
+        """Of the failures after which this tier is what the run is restored from."""
+        if self._misses is None:
+            return self.rates.hazard_per_second(at, ahead_seconds)
+        total = 0.0
+        for domain, missed in self._misses.items():
+            part = missed if tier == "durable" else 1.0 - missed
+            if part > 0.0:
+                total += part * self.rates.hazard_per_second(at, ahead_seconds, domain)
+        return total
+
+    def _age_seconds(self, at: float) -> float:
+        return min(self.rates.age_seconds(at, domain) for domain in (self._misses or (None,)))
+
+
+class _Measured:
+    """What is known of one tier."""
+
+    def __init__(self, name: TierName) -> None:
+        self.name = name
+        self.current: IntervalDecision | None = None
+        self.restart_seconds = Measure()
+        self._stall_seconds = Measure()
+        self._durable_seconds = Measure()
+        self._interference_seconds = Measure()
+
+    def saved(self, cost: SaveCost) -> None:
+        self._stall_seconds.add(cost.stall_seconds)
+        self._durable_seconds.add(cost.durable_seconds)
+        self._interference_seconds.add(cost.interference_seconds)
+
+    @property
+    def cost(self) -> SaveCost | None:
+        """None before the first save."""
+        stall, durable = self._stall_seconds.value, self._durable_seconds.value
+        interference = self._interference_seconds.value
+        if stall is None or durable is None or interference is None:
+            return None
+        return SaveCost(stall, durable, interference)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """A decision in the making: what it may turn out to be, before it is compared with what holds."""
+
+    model: Tier
+    best_seconds: float
+    least_seconds: Mapping[BoundName, float]
+    step_seconds: float | None
+    interval_seconds: float
+    interval_steps: int | None
+
+
+def _differ(current: IntervalDecision, plan: _Plan) -> bool:
+    if plan.interval_steps is not None and plan.interval_steps == current.interval_steps:
+        return False
+    low, high = sorted((current.interval_seconds, plan.interval_seconds))
+    return high > CHANGE_MIN * low
