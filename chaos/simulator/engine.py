@@ -27,7 +27,7 @@ from chaos.simulator.rungs import Restored, Rungs
 from orchestrator.decide.budget import FailureBudget, Stop
 from orchestrator.decide.tuner import TierName
 
-_NO_FAILURE = Failure(math.inf, "", "", False)
+_NO_FAILURE = Failure(math.inf, "", "process", False)
 _STEPS_MAX = 1e12
 
 

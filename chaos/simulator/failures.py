@@ -4,8 +4,7 @@ Invariants:
 - A source gives the gaps between its failures, in seconds of wall time, and goes on for ever, except for a trace, which
   ends with its last failure. The same generator state gives the same gaps.
 - Wall time runs on while a job restarts, so a failure may strike a job that is not training yet.
-- `failures_per_second` is a source's rate over long times. That of a source which changes with time is None: it has
-  none that holds throughout.
+- `failures_per_second` is a source's mean rate over so long a run.
 """
 
 import heapq
@@ -17,14 +16,15 @@ from typing import Protocol
 
 import numpy as np
 
+from orchestrator.decide.failure_rate import Domain
+
 _AT_ONCE = 512
 
 
 class FailureSource(Protocol):
     """Failures of one kind."""
 
-    @property
-    def failures_per_second(self) -> float | None: ...
+    def failures_per_second(self, run_seconds: float) -> float: ...
 
     def gaps(self, rng: np.random.Generator) -> Iterator[float]: ...
 
@@ -35,8 +35,7 @@ class Exponential:
 
     mtbf_seconds: float
 
-    @property
-    def failures_per_second(self) -> float:
+    def failures_per_second(self, run_seconds: float) -> float:
         return 1.0 / self.mtbf_seconds
 
     def gaps(self, rng: np.random.Generator) -> Iterator[float]:
@@ -51,8 +50,7 @@ class Weibull:
     mtbf_seconds: float
     shape: float
 
-    @property
-    def failures_per_second(self) -> float:
+    def failures_per_second(self, run_seconds: float) -> float:
         return 1.0 / self.mtbf_seconds
 
     def gaps(self, rng: np.random.Generator) -> Iterator[float]:
@@ -71,8 +69,7 @@ class MarkovModulated:
     mtbf_seconds: tuple[float, ...]
     stay_seconds: tuple[float, ...]
 
-    @property
-    def failures_per_second(self) -> float:
+    def failures_per_second(self, run_seconds: float) -> float:
         stays = zip(self.stay_seconds, self.mtbf_seconds, strict=True)
         return sum(stay / mtbf for stay, mtbf in stays) / sum(self.stay_seconds)
 
@@ -98,9 +95,10 @@ class RateSteps:
     from_seconds: tuple[float, ...]
     mtbf_seconds: tuple[float, ...]
 
-    @property
-    def failures_per_second(self) -> None:
-        return None
+    def failures_per_second(self, run_seconds: float) -> float:
+        ends = (*self.from_seconds[1:], math.inf)
+        spans = (max(0.0, min(end, run_seconds) - begin) for begin, end in zip(self.from_seconds, ends, strict=True))
+        return sum(span / mtbf for span, mtbf in zip(spans, self.mtbf_seconds, strict=True)) / run_seconds
 
     def gaps(self, rng: np.random.Generator) -> Iterator[float]:
         ends = (*self.from_seconds[1:], math.inf)
@@ -120,8 +118,7 @@ class Periodic:
     every_seconds: float
     jitter_seconds: float = 0.0
 
-    @property
-    def failures_per_second(self) -> float:
+    def failures_per_second(self, run_seconds: float) -> float:
         return 1.0 / self.every_seconds
 
     def gaps(self, rng: np.random.Generator) -> Iterator[float]:
@@ -138,8 +135,7 @@ class Trace:
 
     seconds_since_previous_failure: tuple[float, ...]
 
-    @property
-    def failures_per_second(self) -> float:
+    def failures_per_second(self, run_seconds: float) -> float:
         return len(self.seconds_since_previous_failure) / self.length_seconds
 
     @property
@@ -155,13 +151,13 @@ class Trace:
 class Failures:
     """A source, and what its failures are to the job.
 
-    cause: as the ledger has it. domain: "process" or "node". memory_survives: the part of these failures, 0 to 1,
+    cause: as the ledger has it. domain: what each takes with it. memory_survives: the part of these failures, 0 to 1,
     after which a complete set of snapshots is still in memory.
     """
 
     source: FailureSource
     cause: str = "signal"
-    domain: str = "process"
+    domain: Domain = "process"
     memory_survives: float = 1.0
 
 
@@ -171,7 +167,7 @@ class Failure:
 
     at: float
     cause: str
-    domain: str
+    domain: Domain
     memory_survives: bool
 
 
