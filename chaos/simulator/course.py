@@ -14,30 +14,18 @@ from orchestrator.decide.tuner import TierName
 
 @dataclass(slots=True)
 class Tier:
-    """How long saves of one tier take. `used` counts the saves so far: the index of the next one's costs. `steps`: the
-    interval between two, in training steps."""
+    """How long saves of one tier take, by their number: `stall` and `pause`, which is stall and slowdown, hold training
+    up; `ready` after its beginning a save can be restored. `used`: saves so far. `steps`: the interval between two, in
+    training steps."""
 
     name: TierName
     stall: Draws
-    interference: Draws
-    durable: Draws
+    pause: Draws
+    ready: Draws
     restart: Draws
     used: int = 0
     restarts: int = 0
     steps: int = 0
-
-    @property
-    def pause_mean(self) -> float:
-        return self.stall.mean + self.interference.mean
-
-    def pause(self, first: int, count: int = 1) -> float:
-        """How long `count` saves hold training up, the first of them after `first` others."""
-        first += self.used
-        return self.stall.sum(first, count) + self.interference.sum(first, count)
-
-    def ready(self, number: int) -> float:
-        """How long after its beginning the save that comes after `number` others can be restored."""
-        return max(self.stall[self.used + number], self.durable[self.used + number])
 
     def restart_seconds(self) -> float:
         self.restarts += 1
@@ -71,14 +59,16 @@ class Course:
 
     def __init__(self, durable: Tier, memory: Tier | None, step_seconds: float, since_durable: float = 0.0) -> None:
         self._durable, self._memory, self._since_durable = durable, memory, since_durable
+        self._durable_used, self._memory_used = durable.used, memory.used if memory is not None else 0
         self._interval = durable.steps * step_seconds
         self._first = max(step_seconds, self._interval - since_durable)
-        self._short = memory.steps * step_seconds if memory is not None else self._interval
-        self._between = self._fitting(self._interval)
-        self._between_first = self._fitting(self._first)
-        self._cycle_mean = self._interval + durable.pause_mean
-        if memory is not None:
-            self._cycle_mean += self._between * memory.pause_mean
+        self._cycle_mean = self._interval + durable.pause.mean
+        if memory is None:
+            self._short, self._between, self._between_first = self._interval, 0, 0
+        else:
+            self._short = memory.steps * step_seconds
+            self._between, self._between_first = self._fitting(self._interval), self._fitting(self._first)
+            self._cycle_mean += self._between * memory.pause.mean
 
     def after(self, seconds: float) -> Position:
         """At that time."""
@@ -128,8 +118,9 @@ class Course:
     def durable_saves(self, position: Position) -> Iterator[Boundary]:
         """Those that began by then, the newest first."""
         for number in range(position.whole - (self.saving(position) is not self._durable), -1, -1):
-            at = self._spent(number + 1) - self._durable.pause(number)
-            yield Boundary(at, self._training(number + 1), at + self._durable.ready(number))
+            index = self._durable_used + number
+            at = self._spent(number + 1) - self._durable.pause[index]
+            yield Boundary(at, self._training(number + 1), at + self._durable.ready[index])
 
     def memory_saves(self, position: Position) -> Iterator[Boundary]:
         """The snapshots that began by then, those of durable saves among them; the newest first."""
@@ -141,14 +132,14 @@ class Course:
         if saving is self._durable:
             whole, part = whole + 1, 0
         for cycle in range(whole, -1, -1):
-            first = self._snapshots(cycle)
+            first = self._memory_used + self._snapshots(cycle)
             for number in range(part - 1, -1, -1):
-                at = self._spent(cycle) + self._spent_in(cycle, number + 1) - memory.pause(first + number)
+                at = self._spent(cycle) + self._spent_in(cycle, number + 1) - memory.pause[first + number]
                 work = self._training(cycle) + (number + 1) * self._short
-                yield Boundary(at, work, at + memory.ready(first + number))
+                yield Boundary(at, work, at + memory.ready[first + number])
             if cycle > 0:
-                at = self._spent(cycle) - self._durable.pause(cycle - 1)
-                yield Boundary(at, self._training(cycle), at + memory.ready(first))
+                at = self._spent(cycle) - self._durable.pause[self._durable_used + cycle - 1]
+                yield Boundary(at, self._training(cycle), at + memory.ready[first])
                 part = self._between_in(cycle - 1)
 
     def _training(self, cycles: int) -> float:
@@ -161,13 +152,18 @@ class Course:
 
     def _spent(self, cycles: int) -> float:
         """By so many whole cycles."""
-        memory = self._memory.pause(0, self._snapshots(cycles)) if self._memory is not None else 0.0
-        return self._training(cycles) + self._durable.pause(0, cycles) + memory
+        seconds = self._training(cycles) + self._durable.pause.sum(self._durable_used, cycles)
+        if self._between or self._between_first:
+            assert self._memory is not None
+            seconds += self._memory.pause.sum(self._memory_used, self._snapshots(cycles))
+        return seconds
 
     def _spent_in(self, cycle: int, count: int) -> float:
         """By so many intervals in memory with their saves, in the cycle that follows `cycle` others."""
-        pauses = self._memory.pause(self._snapshots(cycle), count) if self._memory is not None else 0.0
-        return count * self._short + pauses
+        if not count:
+            return 0.0
+        assert self._memory is not None
+        return count * self._short + self._memory.pause.sum(self._memory_used + self._snapshots(cycle), count)
 
     def _fitting(self, interval: float) -> int:
         """How many snapshots there is room for before a durable save."""

@@ -9,6 +9,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -28,14 +29,15 @@ class Cost:
     def mean(self) -> float:
         return sum(self.seen) / len(self.seen) if self.seen else self.mean_seconds
 
-    def draws(self, rng: np.random.Generator) -> "Draws":
+    def pool(self, rng: np.random.Generator) -> "np.ndarray[Any, np.dtype[np.float64]]":
+        """Numbers to use in turns: one, if all are equal."""
         if self.seen:
-            repeats = math.ceil(_POOL / len(self.seen))
-            return Draws(rng.permutation(np.tile(self.seen, repeats)).tolist())
-        if not self.variation or not self.mean_seconds:
-            return Draws([self.mean_seconds])
-        pool = rng.lognormal(0.0, math.sqrt(math.log1p(self.variation**2)), _POOL)
-        return Draws((pool * (self.mean_seconds / pool.mean())).tolist())
+            pool = rng.permutation(np.resize(self.seen, _POOL))
+        elif self.variation and self.mean_seconds:
+            pool = rng.lognormal(0.0, math.sqrt(math.log1p(self.variation**2)), _POOL)
+        else:
+            return np.array([self.mean_seconds])
+        return pool * (self.mean / pool.mean()) if self.mean else pool
 
 
 class Draws:
@@ -43,8 +45,8 @@ class Draws:
 
     def __init__(self, pool: Sequence[float]) -> None:
         self._pool = pool
+        self._only = pool[0] if len(pool) == 1 else None
         self._sums = [0.0, *itertools.accumulate(pool)]
-        self.max = max(pool)
         self.mean = self._sums[-1] / len(pool)
 
     def __getitem__(self, index: int) -> float:
@@ -52,6 +54,8 @@ class Draws:
 
     def sum(self, first: int, count: int) -> float:
         """Of `count` numbers from the index `first` on."""
+        if self._only is not None:
+            return count * self._only
         return self._until(first + count) - self._until(first)
 
     def _until(self, index: int) -> float:

@@ -20,10 +20,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from chaos.simulator.course import Course, Position, Tier
+from chaos.simulator.draws import Draws
 from chaos.simulator.failures import Failure
 from chaos.simulator.job import Job, Policy, SaveCosts
 from chaos.simulator.outcome import Outcome
-from chaos.simulator.rungs import Restored, Rungs
+from chaos.simulator.rungs import Leg, Restored, Rungs
 from orchestrator.decide.budget import FailureBudget, Stop
 from orchestrator.decide.tuner import TierName
 
@@ -114,8 +115,7 @@ class _Run:
             position = course.next_end(course.after(max(0.0, review_after)))
         if position is None or position.seconds > end:
             position = course.after(end)
-        self._rungs.durable(course.durable_saves(position), began, work, job.step_seconds)
-        self._rungs.memory(course.memory_saves(position), began, work, job.step_seconds)
+        self._rungs.trained(Leg(course, position, began, work, job.step_seconds))
         # Not by adding up, so that ends are met exactly.
         self._now = until if position.seconds == seconds else began + position.seconds
         self._work = job.work_seconds if position.seconds == done_after else work + course.work(position)
@@ -128,8 +128,9 @@ class _Run:
         for tier, count in ((self._durable, position.whole), (self._memory, course.snapshots(position))):
             if tier is None:
                 continue
-            badput["stall"] += tier.stall.sum(tier.used, count)
-            badput["interference"] += tier.interference.sum(tier.used, count)
+            stalled = tier.stall.sum(tier.used, count)
+            badput["stall"] += stalled
+            badput["interference"] += tier.pause.sum(tier.used, count) - stalled
             tier.used += count
             if count:
                 self._tell_costs(tier)
@@ -141,10 +142,8 @@ class _Run:
 
     def _tell_costs(self, tier: Tier) -> None:
         """Of its newest save that is over."""
-        last = tier.used - 1
-        self._policy.saved(
-            tier.name, tier.stall[last], max(tier.stall[last], tier.durable[last]), tier.interference[last]
-        )
+        stall, pause, ready = (draws[tier.used - 1] for draws in (tier.stall, tier.pause, tier.ready))
+        self._policy.saved(tier.name, stall, ready, pause - stall)
 
     # ------------------------------------------------------------ failures
 
@@ -156,7 +155,8 @@ class _Run:
             failure, self._next = self._next, next(self._failures, _NO_FAILURE)
             out.failures[failure.cause] += 1
             self._policy.failed(failure, self._up)
-            self._budget.committed(self._rungs.newest_durable_step(self._now))
+            self._rungs.failed(self._now)
+            self._budget.committed(self._rungs.newest_durable_step)
             verdict = self._budget.failure(failure.cause, step)
             if isinstance(verdict, Stop):
                 out.stop_reason = verdict.reason
@@ -179,8 +179,8 @@ class _Run:
 
     def _restore(self, failure: Failure) -> Restored | None:
         """Go back; None if the run has to stop."""
-        durable_at = self._now + self._durable.ready(0)
-        restored = self._rungs.restore(self._now, failure.memory_survives, durable_at)
+        durable_at = self._now + self._durable.ready[self._durable.used]
+        restored = self._rungs.restore(failure.memory_survives, durable_at)
         if not isinstance(restored, Restored):
             self._out.stop_reason = restored.error("the run's directory").args[0]
             return None
@@ -193,7 +193,7 @@ class _Run:
 
 
 def _tier(name: TierName, costs: SaveCosts, rng: np.random.Generator) -> Tier:
-    return Tier(
-        name,
-        *(cost.draws(rng) for cost in (costs.stall, costs.interference, costs.durable, costs.restart)),
-    )
+    stall, interference = costs.stall.pool(rng), costs.interference.pool(rng)
+    durable, restart = costs.durable.pool(rng), costs.restart.pool(rng)
+    pools = stall, stall + interference, np.maximum(stall, durable), restart
+    return Tier(name, *(Draws(pool.tolist()) for pool in pools))

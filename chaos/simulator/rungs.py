@@ -1,17 +1,14 @@
 """What a simulated run could go back to, kept as the records that decide/ladder.py chooses from."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from chaos.simulator.course import Boundary
+from chaos.simulator.course import Boundary, Course, Position
 from orchestrator.decide import ladder
 from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord, MemorySet, Source
 from workers.checkpoint.manifest import checkpoint_name
-
-_ENOUGH = 64
-"""More saves than can be under way at once, those that are kept included."""
 
 From = Literal["memory", "durable", "fresh"]
 
@@ -38,6 +35,17 @@ class Restored:
     made_durable: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """Training without interruption, from a time and so much training on, up to a position of the course."""
+
+    course: Course
+    position: Position
+    began: float
+    work: float
+    step_seconds: float
+
+
 class Rungs:
     """Of a run that begins with generation 1. `damaged`: the part of checkpoints that do not verify."""
 
@@ -46,45 +54,50 @@ class Rungs:
         self._generations = [_record(1, "fresh", None, None, 0)]
         self._durable: list[_Saved] = []
         self._memory: list[_Saved] = []
+        self._legs: list[Leg] = []
         self._verified: set[str] = set()
 
-    def durable(self, newest_first: Iterable[Boundary], began: float, work: float, step_seconds: float) -> None:
-        """The current generation has begun these saves, counted from that time and so much training."""
-        self._durable.extend(self._needed(self._keep_last, newest_first, began, work, step_seconds))
-        del self._durable[:-_ENOUGH]
+    def trained(self, leg: Leg) -> None:
+        """The current generation has come so far. What it has saved is looked at when a failure asks for it."""
+        self._legs.append(leg)
 
-    def memory(self, newest_first: Iterable[Boundary], began: float, work: float, step_seconds: float) -> None:
-        """And these snapshots, which stay in memory."""
-        self._memory.extend(self._needed(1, newest_first, began, work, step_seconds))
-        del self._memory[:-_ENOUGH]
+    def failed(self, now: float) -> None:
+        """What is not ready by now is cut short, and retention has deleted what is older than it keeps."""
+        durable = ((leg, leg.course.durable_saves(leg.position)) for leg in reversed(self._legs))
+        memory = ((leg, leg.course.memory_saves(leg.position)) for leg in reversed(self._legs))
+        self._durable = self._ready(self._durable, durable, now, self._keep_last)
+        self._memory = self._ready(self._memory, memory, now, 1)
+        self._legs.clear()
+        oldest = min((one.generation for one in (*self._durable, *self._memory)), default=self._number)
+        if self._generations[0].number < oldest:
+            self._generations = [one for one in self._generations if one.number >= oldest]
 
-    def _needed(
-        self, count: int, newest_first: Iterable[Boundary], began: float, work: float, step_seconds: float
+    def _ready(
+        self, before: list[_Saved], newest_first: Iterable[tuple[Leg, Iterator[Boundary]]], now: float, most: int
     ) -> list[_Saved]:
-        """The newest that can be restored when the last one begins, so many of them, and all newer ones."""
-        needed: list[_Saved] = []
-        newest: float | None = None
-        for boundary in newest_first:
-            newest = boundary.at if newest is None else newest
-            done = work + boundary.work
-            needed.append(_Saved(self._number, round(done / step_seconds), done, began + boundary.ready))
-            count -= boundary.ready <= newest
-            if count == 0:
-                break
-        return needed[::-1]
+        """The newest, the oldest of them first; `before`: what earlier generations have left."""
+        found: list[_Saved] = []
+        for leg, boundaries in newest_first:
+            for one in boundaries:
+                if leg.began + one.ready <= now:
+                    work = leg.work + one.work
+                    found.append(_Saved(self._number, round(work / leg.step_seconds), work, leg.began + one.ready))
+                    if len(found) == most:
+                        return found[::-1]
+        return [*(one for one in before if one.ready <= now), *found[::-1]][-most:]
 
     @property
     def _number(self) -> int:
         return self._generations[-1].number
 
-    def newest_durable_step(self, now: float) -> int:
+    @property
+    def newest_durable_step(self) -> int:
         """0 if nothing is durable yet."""
-        return max((one.step for one in self._durable if one.ready <= now), default=0)
+        return self._durable[-1].step if self._durable else 0
 
-    def restore(self, now: float, memory_survives: bool, durable_at: float) -> Restored | ladder.NothingVerifies:
-        """Begin the next generation after a failure that struck now. `durable_at`: when a state that is restored from
-        memory will be durable too."""
-        self._forget(now)
+    def restore(self, memory_survives: bool, durable_at: float) -> Restored | ladder.NothingVerifies:
+        """Begin the next generation after a failure. `durable_at`: when a state that is restored from memory will be
+        durable too."""
         kept = self._memory[-1:] if memory_survives else []
         memory = MemorySet(generation=kept[0].generation, step=kept[0].step, where={0: ""}) if kept else None
         rejected: dict[str, str] = {}
@@ -124,14 +137,6 @@ class Rungs:
         if parent is None:
             self._durable.append(_Saved(kept.generation, kept.step, kept.work, durable_at))
         return Restored("memory", kept.step, kept.work, made_durable=parent is None)
-
-    def _forget(self, now: float) -> None:
-        """What a failure now has cut short, what retention has deleted, and generations of which nothing is left."""
-        self._durable = sorted((one for one in self._durable if one.ready <= now), key=lambda one: one.work)
-        del self._durable[: -self._keep_last]
-        self._memory = [one for one in self._memory if one.ready <= now][-1:]
-        oldest = min((one.generation for one in (*self._durable, *self._memory)), default=self._number)
-        self._generations = [one for one in self._generations if one.number >= oldest]
 
     def _is_damaged(self, name: str) -> bool:
         if name in self._verified or self._rng.random() >= self._damaged:

@@ -74,7 +74,7 @@ def walk(job: Job, struck: Iterator[Failure], every: Every, seed: int) -> tuple[
     tiers = {}
     for name, tier in (("durable", job.durable), ("memory", job.memory)):
         if tier is not None:
-            tiers[name] = [one.draws(rng) for one in (tier.stall, tier.interference, tier.durable, tier.restart)]
+            tiers[name] = [Draws(one.pool(rng).tolist()) for one in (tier.stall, tier.interference, tier.durable, tier.restart)]
     used, restarts = dict.fromkeys(tiers, 0), dict.fromkeys(tiers, 0)
     now = work = lost = stalled = 0.0
     durable: list[tuple[float, float]] = []
