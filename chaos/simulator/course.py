@@ -175,7 +175,9 @@ class Course:
     def _stretch(self, cycle: int, part: int) -> float:
         """Training until the save that follows `part` snapshots in its cycle."""
         between = self._between_in(cycle)
-        return self._short if part < between else self._training(cycle + 1) - self._training(cycle) - between * self._short
+        if part < between:
+            return self._short
+        return (self._interval if cycle else self._first) - between * self._short
 
 
 def _full_before(work: float, interval: float) -> int:

@@ -40,6 +40,9 @@ class Cost:
         return pool * (self.mean / pool.mean()) if self.mean else pool
 
 
+NOTHING = Cost()
+
+
 class Draws:
     """The number at each index, from 0, for ever."""
 

@@ -102,8 +102,8 @@ class _Run:
         return max(1, least, round(min(seconds / self._job.step_seconds, _STEPS_MAX)))
 
     def _pass(self, until: float, since_durable: float) -> float:
-        """Train on until that time, or until the policy is to be asked; how long was trained since the last durable save
-        then, given how long it was before."""
+        """Train on until that time, or until the policy is to be asked. Takes and gives how long was trained since the
+        last durable save."""
         job, began, work = self._job, self._now, self._work
         course = Course(self._durable, self._memory, job.step_seconds, since_durable)
         seconds = until - began
@@ -195,5 +195,10 @@ class _Run:
 def _tier(name: TierName, costs: SaveCosts, rng: np.random.Generator) -> Tier:
     stall, interference = costs.stall.pool(rng), costs.interference.pool(rng)
     durable, restart = costs.durable.pool(rng), costs.restart.pool(rng)
-    pools = stall, stall + interference, np.maximum(stall, durable), restart
-    return Tier(name, *(Draws(pool.tolist()) for pool in pools))
+    return Tier(
+        name,
+        stall=Draws(stall.tolist()),
+        pause=Draws((stall + interference).tolist()),
+        ready=Draws(np.maximum(stall, durable).tolist()),
+        restart=Draws(restart.tolist()),
+    )

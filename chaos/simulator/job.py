@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from chaos.simulator.draws import Cost
+from chaos.simulator.draws import NOTHING, Cost
 from chaos.simulator.failures import Failure
 from orchestrator.decide.budget import Limits
 from orchestrator.decide.tuner import TierName
@@ -17,9 +17,9 @@ class SaveCosts:
     goes on from this tier."""
 
     stall: Cost
-    interference: Cost = Cost()
-    durable: Cost = Cost()
-    restart: Cost = Cost()
+    interference: Cost = NOTHING
+    durable: Cost = NOTHING
+    restart: Cost = NOTHING
 
     @property
     def pause_seconds(self) -> float:

@@ -13,7 +13,7 @@ from chaos.simulator.failures import Failure
 from chaos.simulator.job import Intervals, Job, Policy
 from chaos.simulator.scenario import Scenario
 from orchestrator.cli.durations import parse_duration
-from orchestrator.decide.cost import young_interval_seconds
+from orchestrator.decide.cost import SaveCost, optimal_interval_seconds, young_interval_seconds
 from orchestrator.decide.failure_rate import FailureRate
 from orchestrator.decide.tuner import FIRST_STEPS, MISSES_ALONE, MISSES_REPLICATED, TierName, Tuner
 from workers.errors import CallerError
@@ -65,9 +65,7 @@ class Auto:
         seconds = {tier: one.interval_seconds if one else self._first_seconds for tier, one in current.items()}
         return Intervals(durable_seconds=seconds["durable"], memory_seconds=seconds.get("memory"))
 
-    def saved(
-        self, tier: TierName, stall_seconds: float, durable_seconds: float, interference_seconds: float
-    ) -> None:
+    def saved(self, tier: TierName, stall_seconds: float, durable_seconds: float, interference_seconds: float) -> None:
         self._tuner.saved(
             tier,
             stall_seconds=stall_seconds,
@@ -82,7 +80,8 @@ class Auto:
         self._tuner.restarted(tier, seconds)
 
 
-POLICIES = ("auto", "young", "overhead", "best-fixed")
+BEST_FIXED = "best-fixed"
+POLICIES = ("auto", "young", "overhead", BEST_FIXED)
 """Beside fixed intervals, such as "30min" or "500 steps". The best fixed one is found by compare.py."""
 
 
@@ -121,6 +120,13 @@ def build(name: str, scenario: Scenario) -> Policy:
     steps = _STEPS.fullmatch(name)
     seconds = int(steps[1]) * job.step_seconds if steps else parse_duration(name, field="policy")
     return Every(seconds, _within(memory, limits.memory_overhead_max or 1.0))
+
+
+def memoryless_best_seconds(scenario: Scenario) -> float:
+    """The durable interval that would be best if failures came evenly, at their mean rate; at most the whole run."""
+    cost = SaveCost(scenario.job.durable.stall.mean, 0.0, scenario.job.durable.interference.mean)
+    best = optimal_interval_seconds(cost, scenario.missed_per_second)
+    return min(max(best, scenario.job.step_seconds), scenario.job.horizon_seconds)
 
 
 def _young(pause_seconds: float, failures_per_second: float) -> float:

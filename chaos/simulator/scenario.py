@@ -1,16 +1,17 @@
-"""What `lastgood simulate` is given: a scenario file (TOML), or a trace of failures (CSV). docs/cadence.md describes both.
+"""What `lastgood simulate` is given, as docs/cadence.md describes it: a scenario (TOML), or a trace of failures (CSV).
 
 A trace's run ends with its last failure: nobody knows what came then.
 """
 
 import csv
+import itertools
 import math
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaos.simulator.draws import Cost
+from chaos.simulator.draws import NOTHING
 from chaos.simulator.failures import (
     Exponential,
     Failure,
@@ -33,6 +34,8 @@ from workers.errors import CallerError
 
 TRACE_COLUMN = "seconds_since_previous_failure"
 HORIZON_SECONDS = 365 * 86400.0
+_FAILURES_MAX = 10**9
+"""Without checkpoints between them: policies are compared, so a run is stopped only if its scenario says so."""
 _KINDS = ("exponential", "weibull", "markov", "steps", "periodic", "trace")
 _POLICIES = ("auto", "young", "overhead", "30min", "best-fixed")
 
@@ -45,12 +48,18 @@ class Scenario:
     job: Job
     sources: tuple[Failures, ...]
     prior: Prior
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     replicated: bool = False
     policies: tuple[str, ...] = _POLICIES
 
     def failures(self, seed: int) -> Iterator[Failure]:
         return failures(self.sources, seed)
+
+    @property
+    def ends_after_seconds(self) -> float:
+        """Where the first trace ends; infinite without one."""
+        lengths = (one.source.length_seconds for one in self.sources if isinstance(one.source, Trace))
+        return min(lengths, default=math.inf)
 
     @property
     def failures_per_second(self) -> float:
@@ -62,8 +71,16 @@ class Scenario:
         """Those after which memory has nothing to restore."""
         if self.job.memory is None:
             return self.failures_per_second
-        rates = ((one.source.failures_per_second(self.job.horizon_seconds), one.memory_survives) for one in self.sources)
-        return sum(rate * (1.0 - survives) for rate, survives in rates)
+        run_seconds = self.job.horizon_seconds
+        return sum((1.0 - one.memory_survives) * one.source.failures_per_second(run_seconds) for one in self.sources)
+
+
+def read_file(path: Path) -> tuple[Scenario, bool]:
+    """A scenario; and whether the file is a trace, so that it does not say what saves cost."""
+    if not path.is_file():
+        raise CallerError(f"FILE is {str(path)!r}; it has to be a scenario (.toml) or a trace (.csv) that exists")
+    is_trace = path.suffix.lower() != ".toml"
+    return (trace_scenario(path) if is_trace else read_scenario(path)), is_trace
 
 
 def read_scenario(path: Path) -> Scenario:
@@ -96,7 +113,7 @@ def read_scenario(path: Path) -> Scenario:
         state_bytes=table.size("state", 0),
         keep_last=table.count("keep_last", 3),
         damaged=table.number("damaged", 0.0, least=0.0, most=1.0),
-        max_failures=table.count("max_failures", 10**9, least=0),
+        max_failures=table.count("max_failures", _FAILURES_MAX, least=0),
     )
     believed = table.number("failures_per_node_day", FAILURES_PER_NODE_DAY, least=1e-12)
     limits = table.table("limits")
@@ -112,12 +129,12 @@ def read_scenario(path: Path) -> Scenario:
     return scenario
 
 
-def trace_scenario(path: Path, job: Job) -> Scenario:
-    """The job under the failures of a trace, which may lie anywhere; it ends with the trace's last one."""
+def trace_scenario(path: Path) -> Scenario:
+    """A job that ends with the trace's last failure, and whose saves cost nothing yet."""
     trace = read_trace(path)
     return Scenario(
-        job=replace(job, horizon_seconds=min(job.horizon_seconds, trace.length_seconds)),
-        sources=(Failures(source=trace, memory_survives=1.0 if job.memory is not None else 0.0),),
+        job=Job(durable=SaveCosts(stall=NOTHING), horizon_seconds=trace.length_seconds, max_failures=_FAILURES_MAX),
+        sources=(Failures(source=trace),),
         prior=prior_from_cluster(1),
     )
 
@@ -148,7 +165,7 @@ def read_trace(path: Path) -> Trace:
 
 def _failures(table: Table, nodes: int, replicated: bool, folder: Path) -> Failures:
     source = _source(table, table.text("kind", among=_KINDS), nodes, folder)
-    domain = DOMAINS[DOMAINS.index(table.text("domain", "process", among=DOMAINS))]  # type: ignore[arg-type]
+    domain = DOMAINS[DOMAINS.index(table.text("domain", "process", among=DOMAINS))]
     misses = (MISSES_REPLICATED if replicated else MISSES_ALONE)[domain]
     found = Failures(
         source=source,
@@ -173,7 +190,7 @@ def _source(table: Table, kind: str, nodes: int, folder: Path) -> FailureSource:
         case "steps":
             begins, mtbf = table.durations("from", zero=True), table.durations("mtbf")
             _require_as_many(table, "from", begins, mtbf)
-            if begins[0] != 0 or any(one >= other for one, other in zip(begins, begins[1:], strict=False)):
+            if begins[0] != 0 or any(one >= other for one, other in itertools.pairwise(begins)):
                 raise CallerError(f"{table.where}.from is {list(begins)} s; it has to ascend from 0s")
             return RateSteps(from_seconds=begins, mtbf_seconds=mtbf)
         case "periodic":
@@ -196,12 +213,11 @@ def _require_as_many(table: Table, name: str, found: tuple[float, ...], others: 
 
 
 def _costs(table: Table) -> SaveCosts:
-    nothing = Cost()
     costs = SaveCosts(
         stall=table.cost("stall"),
-        interference=table.cost("interference", nothing),
-        durable=table.cost("durable", nothing),
-        restart=table.cost("restart", nothing),
+        interference=table.cost("interference", NOTHING),
+        durable=table.cost("durable", NOTHING),
+        restart=table.cost("restart", NOTHING),
     )
     table.done()
     return costs
@@ -210,8 +226,10 @@ def _costs(table: Table) -> SaveCosts:
 def _limits(table: Table) -> Limits:
     usual = Limits()
     limits = Limits(
-        durable_overhead_max=table.number("durable_overhead_max", usual.durable_overhead_max, least=1e-6, most=1.0),
-        memory_overhead_max=table.number("memory_overhead_max", usual.memory_overhead_max, least=1e-6, most=1.0),
+        durable_overhead_max=table.number(
+            "durable_overhead_max", usual.durable_overhead_max or 1.0, least=1e-6, most=1.0
+        ),
+        memory_overhead_max=table.number("memory_overhead_max", usual.memory_overhead_max or 1.0, least=1e-6, most=1.0),
         memory_steps_min=table.count("memory_steps_min", usual.memory_steps_min),
     )
     table.done()

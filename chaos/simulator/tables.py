@@ -1,4 +1,4 @@
-"""Reads fields out of a TOML table; each mistake is an error that names the field, its value and what would be right."""
+"""Reads fields of TOML tables; each mistake is an error that names the field, its value and what would be right."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar

@@ -29,7 +29,9 @@ def test_a_duration_is_read_with_its_unit(text: str, seconds: float) -> None:
     assert parse_duration(text, field="--stall") == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "90", "s", "-3s", "3 fortnights", "1h and 2m", "1h 30", "0s", "nan s", "9999999y"])
+@pytest.mark.parametrize(
+    "text", ["", "90", "s", "-3s", "3 fortnights", "1h and 2m", "1h 30", "0s", "nan s", "9999999y"]
+)
 def test_what_is_no_duration_is_refused_by_name_value_and_remedy(text: str) -> None:
     with pytest.raises(CallerError) as error:
         parse_duration(text, field="--stall")

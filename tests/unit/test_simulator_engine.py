@@ -32,9 +32,7 @@ class Every:
         self.review_at = up + self.review_every
         return Intervals(durable_seconds=self.durable_seconds, memory_seconds=self.memory_seconds)
 
-    def saved(
-        self, tier: str, stall_seconds: float, durable_seconds: float, interference_seconds: float
-    ) -> None: ...
+    def saved(self, tier: str, stall_seconds: float, durable_seconds: float, interference_seconds: float) -> None: ...
 
     def failed(self, failure: Failure, up: float) -> None: ...
 
@@ -74,7 +72,9 @@ def walk(job: Job, struck: Iterator[Failure], every: Every, seed: int) -> tuple[
     tiers = {}
     for name, tier in (("durable", job.durable), ("memory", job.memory)):
         if tier is not None:
-            tiers[name] = [Draws(one.pool(rng).tolist()) for one in (tier.stall, tier.interference, tier.durable, tier.restart)]
+            tiers[name] = [
+                Draws(one.pool(rng).tolist()) for one in (tier.stall, tier.interference, tier.durable, tier.restart)
+            ]
     used, restarts = dict.fromkeys(tiers, 0), dict.fromkeys(tiers, 0)
     now = work = lost = stalled = 0.0
     durable: list[tuple[float, float]] = []
@@ -114,7 +114,9 @@ def walk(job: Job, struck: Iterator[Failure], every: Every, seed: int) -> tuple[
             from_memory = bool(kept) and kept[-1][1] >= newest
             source = "memory" if from_memory else "durable"
             if from_memory and not any(one[1] == newest for one in saved):
-                saved.append((now + max(tiers["durable"][0][used["durable"]], tiers["durable"][2][used["durable"]]), newest))
+                saved.append(
+                    (now + max(tiers["durable"][0][used["durable"]], tiers["durable"][2][used["durable"]]), newest)
+                )
             durable = saved
             memory = kept if from_memory else []
             lost += work - newest
