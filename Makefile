@@ -4,7 +4,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.installed-$(shell cksum < pyproject.toml | tr -d ' ')
 
-.PHONY: setup demo test test-slow check chaos-deaths bench bench-recovery bench-failures bench-replicas bench-persist bench-planning clean
+.PHONY: setup demo test test-slow check chaos-deaths bench bench-recovery bench-failures bench-replicas bench-persist bench-planning bench-cadence clean
 
 setup: $(STAMP)
 
@@ -53,6 +53,10 @@ bench-persist: $(STAMP)
 
 bench-planning: $(STAMP)
 	$(BIN)/python tests/benchmarks/planning.py $(ARGS)
+
+# How good the tuner is; ARGS="--traces DIR" scores a folder of failure traces instead.
+bench-cadence: $(STAMP)
+	$(BIN)/python tests/benchmarks/cadence.py $(ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -14,7 +14,7 @@ goes back.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from orchestrator.decide.causes import CAUSES, UNCHARGED

@@ -10,36 +10,47 @@ Invariants:
 
 Each model is conjugate: if gaps are Weibull with shape k, their k-th powers are exponential with a rate that has a
 Gamma distribution of shape a and rate b; a gap x makes that a + 1 and b + x^k. Discounting, both are multiplied by d
-before (the power steady model of J. Q. Smith, "A generalization of the Bayesian steady forecasting model", JRSS B 41(3),
-1979). Given age t without a failure, the chance of none until u is then ((b + t^k) / (b + u^k))^a (Lomax), and the
-density of a gap x is k x^(k-1) a b^a / (b + x^k)^(a+1), which is what models are weighed by. Weights are forgotten
-slowly too (A. E. Raftery et al., "Online prediction under model uncertainty via dynamic model averaging", Technometrics
-52(1), 2010).
+before (the power steady model of J. Q. Smith, "A generalization of the Bayesian steady forecasting model", JRSS B
+41(3), 1979). The chance that no failure comes until age t is (b / (b + t^k))^a (Lomax), so the rate at that age is
+k t^(k-1) a / (b + t^k), and the density of a gap, by which models are weighed, the product of both. Weights are
+forgotten slowly too (A. E. Raftery et al., "Online prediction under model uncertainty via dynamic model averaging",
+Technometrics 52(1), 2010).
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SHAPES = ((1.0, 0.6), (0.8, 0.16), (0.6, 0.16), (1.4, 0.08))
+SHAPES = ((1.0, 0.7), (0.8, 0.12), (0.6, 0.12), (1.4, 0.06))
 """Weibull shapes, and how far each is believed before there is data."""
 MEMORYLESS = ((1.0, 1.0),)
-DISCOUNTS = ((1.0, 0.4), (0.97, 0.3), (0.85, 0.2), (0.5, 0.1))
+DISCOUNTS = ((1.0, 0.7), (0.97, 0.15), (0.85, 0.1), (0.5, 0.05))
 """What remains of the weight of earlier failures after one more, and how far each is believed before there is data."""
 _WEIGHT_DISCOUNT = 0.98
 _GAP_SECONDS_MIN = 1.0
-_LOG_WEIGHT_MIN = -20.0
+_LOG_WEIGHT_MIN = -7.0
+"""A model that is less likely than the likeliest by more than this, in nats, has no say in rates until it is again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """What is believed of the rate before the run has shown it, as if `weight_failures` failures had been seen."""
+    """What is believed of the rate before the run has shown it, as if `weight_failures` failures had been seen.
+
+    The mean is `caution` times `failures_per_second`, which is the usual value of a quantity that may be ten times as
+    large: too high a rate is put right by a fraction of the time between failures, too low a one only by failures, each
+    of which then costs too long an interval.
+    """
 
     failures_per_second: float
     weight_failures: float = 0.5
+    caution: float = 5.0
+
+    @property
+    def mean_per_second(self) -> float:
+        return self.caution * self.failures_per_second
 
     def __post_init__(self) -> None:
-        for name in ("failures_per_second", "weight_failures"):
+        for name in ("failures_per_second", "weight_failures", "caution"):
             value = getattr(self, name)
             if not 0.0 < value < math.inf:
                 raise ValueError(f"{name} is {value!r}; it has to be above 0 and finite")
@@ -77,11 +88,17 @@ class _Model:
 class Hazard:
     """Of one kind of failure. Ages and gaps are in seconds, above 0. Immutable: `after` gives the next one."""
 
-    __slots__ = ("_models",)
+    __slots__ = ("_likely", "_models")
 
     def __init__(self, models: Sequence[_Model]) -> None:
         top = max(model.log_weight for model in models)
         self._models = tuple(_Model(m.shape, m.discount, m.log_start, m.a, m.b, m.log_weight - top) for m in models)
+        # What counts for rates, by shape: the logarithm of weight times b^a, a, and b.
+        likely: dict[float, list[tuple[float, float, float]]] = {}
+        for m in self._models:
+            if m.log_weight > _LOG_WEIGHT_MIN:
+                likely.setdefault(m.shape, []).append((m.log_weight + m.a * math.log(m.b), m.a, m.b))
+        self._likely = tuple(likely.items())
 
     @classmethod
     def from_prior(
@@ -94,7 +111,7 @@ class Hazard:
         models = []
         for shape, shape_weight in shapes:
             # The rate of the k-th powers with which the mean gap is the prior's.
-            power_rate = (math.gamma(1.0 + 1.0 / shape) * prior.failures_per_second) ** shape
+            power_rate = (math.gamma(1.0 + 1.0 / shape) * prior.mean_per_second) ** shape
             for discount, discount_weight in discounts:
                 start = math.log(shape_weight * discount_weight)
                 a = prior.weight_failures
@@ -108,19 +125,18 @@ class Hazard:
         return Hazard([model.after(gap, log_gap) for model in self._models])
 
     def per_second(self, age_seconds: float, ahead_seconds: float) -> float:
-        """The rate of failures over the time ahead, if none has come until that age: the constant rate at which as many
-        runs would get through that time."""
-        age = max(age_seconds, 0.0)
-        until = age + max(ahead_seconds, _GAP_SECONDS_MIN)
-        now = then = 0.0
-        for m in self._models:
-            if m.log_weight < _LOG_WEIGHT_MIN:
-                continue
-            power = m.b + age**m.shape
-            alive = math.exp(m.log_weight + m.a * math.log(m.b / power))
-            now += alive
-            then += alive * (power / (m.b + until**m.shape)) ** m.a
-        return math.log(now / max(then, 1e-300 * now)) / (until - age)
+        """The rate of failures over the time ahead, if none has come until that age: the one in the middle of it."""
+        age = max(age_seconds + ahead_seconds / 2.0, _GAP_SECONDS_MIN)
+        alive_all = rate = 0.0
+        for shape, models in self._likely:
+            power = age**shape
+            slope = shape * power / age
+            for log_scale, a, b in models:
+                whole = b + power
+                alive = math.exp(log_scale - a * math.log(whole))
+                alive_all += alive
+                rate += alive * a * slope / whole
+        return rate / alive_all
 
     def memoryless(self, age_seconds: float) -> list[tuple[float, float, float]]:
         """Of the models that are memoryless: how far each is believed (summing to 1), a, and b with the age counted."""

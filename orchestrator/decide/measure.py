@@ -14,22 +14,14 @@ _LEAP_MAX = 10.0
 
 
 class Measure:
-    """Of something that is at least 0. `floor`: what is less than this counts as this when values are compared."""
+    """Of something that is at least 0. `floor`: what is less than this counts as this when values are compared.
+    `value`: None before anything was measured."""
 
     def __init__(self, floor: float = 1e-3) -> None:
         self._floor = floor
         self._samples: deque[float] = deque(maxlen=_SAMPLES)
         self._doubtful: float | None = None
-
-    @property
-    def value(self) -> float | None:
-        """None before anything was measured."""
-        if not self._samples:
-            return None
-        usual = statistics.median(self._samples)
-        if self._doubtful is None:
-            return usual
-        return min(max(self._doubtful, usual / _LEAP_MAX), max(usual, self._floor) * _LEAP_MAX)
+        self.value: float | None = None
 
     def add(self, sample: float) -> None:
         usual = statistics.median(self._samples) if self._samples else None
@@ -42,6 +34,9 @@ class Measure:
             self._samples.clear()
             self._samples.extend((self._doubtful, sample))
             self._doubtful = None
+        self.value = statistics.median(self._samples)
+        if self._doubtful is not None:
+            self.value = min(max(self._doubtful, self.value / _LEAP_MAX), max(self.value, self._floor) * _LEAP_MAX)
 
     def _far(self, one: float, other: float) -> bool:
         low, high = sorted((max(one, self._floor), max(other, self._floor)))

@@ -7,8 +7,8 @@ Invariants:
   can be restored; "disk", while the disk has no room for another save they are rarely tried; "memory", the slots serve
   snapshots only so many steps apart. A decision names those that bit, and what each costs: a ceiling on overhead that
   loses more training than it spares says so.
-- An interval changes only when it is off by more than a tenth, so that noise does not change it, and the first decision
-  after a change in any input takes it into account.
+- An interval changes only when it is off by more than a tenth, or a fifth where a bound holds, so that noise does not
+  change it; and the first decision after a change in any input takes it into account.
 - Before a tier's saves are measured nothing is decided of it; the first of them comes after `FIRST_STEPS` steps.
 """
 
@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.decide.cost import SaveCost, Tier, optimal_interval_seconds
-from orchestrator.decide.failure_rate import Domain, FailureRate, RatePosterior
+from orchestrator.decide.failure_rate import Domain, FailureRate
 from orchestrator.decide.measure import Measure
 
 FIRST_STEPS = 10
 
 CHANGE_MIN = 1.1
-_REVIEW_AGE = 0.15
+_REVIEW_AGE = 0.25
+_ROUNDS = 5
+_CLOSE = 0.01
 _FULL_DISK_FACTOR = 4.0
 _RESTART_SECONDS = {"memory": 10.0, "durable": 120.0}
 
@@ -71,14 +73,13 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What an interval was decided from. `failures_per_second`: of the tier's failures over the interval to come, with
-    the age of the run; `rate`: what is believed of all failures of the run. `step_seconds`: None if not measured."""
+    """What an interval was decided from. `failures_per_second`: of the tier's failures over the interval to come; how
+    sure that is, `FailureRate.posterior` says. `step_seconds`: None if not measured."""
 
     cost: SaveCost
     failures_per_second: float
     restart_seconds: float
     step_seconds: float | None
-    rate: RatePosterior
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,11 +192,15 @@ class Tuner:
         return tuple(changed)
 
     def _plan(self, at: float, tier: "_Measured", cost: SaveCost) -> "_Plan":
-        # The rate is that of the interval to come, which depends on the rate in turn.
+        # The rate is that of the interval to come, whose length depends on the rate in turn. A save helps only once it can
+        # be restored, so what counts is the rate from then on.
         best = tier.current.best_seconds if tier.current else 0.0
-        for _ in range(2):
-            rate = self._failures_per_second(at, tier.name, best + cost.cost_seconds)
+        for _ in range(_ROUNDS):
+            before = best
+            rate = self._failures_per_second(at + cost.exposed_seconds, tier.name, best + cost.cost_seconds)
             best = optimal_interval_seconds(cost, rate)
+            if abs(best - before) <= _CLOSE * best:
+                break
         step_seconds = self._step_seconds.value
         least = self._least_seconds(tier.name, cost, best, step_seconds)
         interval = max(best, *least.values()) if least else best
@@ -234,7 +239,6 @@ class Tuner:
                 failures_per_second=model.failures_per_second,
                 restart_seconds=model.restart_seconds,
                 step_seconds=plan.step_seconds,
-                rate=self.rates.posterior(at),
             ),
         )
 
@@ -268,7 +272,7 @@ class Tuner:
 
 
 class _Measured:
-    """What is known of one tier."""
+    """What is known of one tier. `cost`: None before the first save."""
 
     def __init__(self, name: TierName) -> None:
         self.name = name
@@ -277,20 +281,17 @@ class _Measured:
         self._stall_seconds = Measure()
         self._durable_seconds = Measure()
         self._interference_seconds = Measure()
+        self.cost: SaveCost | None = None
 
     def saved(self, cost: SaveCost) -> None:
         self._stall_seconds.add(cost.stall_seconds)
         self._durable_seconds.add(cost.durable_seconds)
         self._interference_seconds.add(cost.interference_seconds)
-
-    @property
-    def cost(self) -> SaveCost | None:
-        """None before the first save."""
-        stall, durable = self._stall_seconds.value, self._durable_seconds.value
-        interference = self._interference_seconds.value
-        if stall is None or durable is None or interference is None:
-            return None
-        return SaveCost(stall, durable, interference)
+        self.cost = SaveCost(
+            self._stall_seconds.value or 0.0,
+            self._durable_seconds.value or 0.0,
+            self._interference_seconds.value or 0.0,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,7 +307,8 @@ class _Plan:
 
 
 def _differ(current: IntervalDecision, plan: _Plan) -> bool:
-    if plan.interval_steps is not None and plan.interval_steps == current.interval_steps:
-        return False
+    if plan.interval_steps is not None and (current.interval_steps in (None, plan.interval_steps)):
+        return current.interval_steps is None
     low, high = sorted((current.interval_seconds, plan.interval_seconds))
-    return high > CHANGE_MIN * low
+    # Bounds are in proportion to what they come from, and the best interval to its root.
+    return high > (CHANGE_MIN**2 if plan.least_seconds else CHANGE_MIN) * low
