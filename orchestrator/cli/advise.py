@@ -8,6 +8,7 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,13 +20,16 @@ from orchestrator.cli.durations import parse_duration
 from orchestrator.cli.plots import require_figure
 from orchestrator.decide.cost import SaveCost, Tier
 from orchestrator.decide.failure_rate import (
+    DOMAINS,
     FAILURES_PER_NODE_DAY,
     NODE_SHARE,
     FailureRate,
     RatePosterior,
     prior_from_cluster,
 )
-from orchestrator.decide.tuner import MISSES_REPLICATED
+from orchestrator.decide.hazard import Prior
+from orchestrator.decide.run_history import RunHistory
+from orchestrator.decide.tuner import MISSES_ALONE, MISSES_REPLICATED
 from orchestrator.observe.costs import RunCosts, run_costs
 from orchestrator.observe.ledger import LEDGER_FILE, read_ledger
 from workers.errors import CallerError
@@ -60,8 +64,8 @@ def advise(
     memory_stall: Annotated[Duration, _time("The stall of a snapshot that stays in memory: a second tier.")] = None,
     memory_restart: Annotated[Duration, _time("The restart from there.  [default: as --restart]")] = None,
     memory_misses: Annotated[
-        float, typer.Option(help="Part of the failures after which memory has nothing to restore.", min=0.0, max=1.0)
-    ] = MEMORY_MISSES,
+        float | None, typer.Option(help="Part of the failures that leave nothing in memory.", min=0.0, max=1.0)
+    ] = None,
     run: Annotated[
         Path | None, typer.Option(metavar="RUN_DIR", help="Take costs and failures from the ledger of this run.")
     ] = None,
@@ -75,26 +79,33 @@ def advise(
     """
     if plot is not None:
         require_figure(plot)
-    costs = _costs(run)
-    step = _seconds("--step-time", step_time, costs.step_seconds)
-    rate, believed = _rate(mtbf, gpus, gpus_per_node, failures_per_node_day, costs if run else None, bool(every))
-    restarts = _median(costs.restarts_from("checkpoint"))
+    seen = _read(run) if run is not None else None
+    costs = seen.costs if seen is not None else RunCosts()
+    rate = _rate(mtbf, gpus, gpus_per_node, failures_per_node_day, seen, every is not None)
     cost = SaveCost(
         stall_seconds=_stall(stall, costs, run),
         durable_seconds=_seconds("--durable", durable, _median(costs.durable_seconds)),
         interference_seconds=_seconds("--interference", interference, None),
     )
-    restart_seconds = _seconds("--restart", restart, restarts)
-    memory = None
+    restart_seconds = _seconds("--restart", restart, _median(costs.restarts_from("checkpoint")))
+    missed = rate.missed if memory_misses is None else memory_misses
+    memory, durable_rate = None, rate.per_second
     if memory_stall is not None or "memory" in costs.restart_seconds:
         snapshot = SaveCost(_seconds("--memory-stall", memory_stall, cost.stall_seconds))
         usual = _median(costs.restart_seconds.get("memory", [])) if restart is None else None
-        memory_restart_seconds = _seconds("--memory-restart", memory_restart, usual or restart_seconds)
-        memory = Tier(snapshot, rate * (1.0 - memory_misses), memory_restart_seconds)
-        rate *= memory_misses
-    situation = Situation(durable=Tier(cost, rate, restart_seconds), memory=memory, step_seconds=step)
+        memory = Tier(
+            snapshot,
+            rate.per_second * (1.0 - missed),
+            _seconds("--memory-restart", memory_restart, restart_seconds if usual is None else usual),
+        )
+        durable_rate *= missed
+    situation = Situation(
+        durable=Tier(cost, durable_rate, restart_seconds),
+        memory=memory,
+        step_seconds=_seconds("--step-time", step_time, costs.step_seconds),
+    )
     every_seconds = parse_duration(every, field="--every") if every is not None else None
-    advice = Advice(situation=situation, every_seconds=every_seconds, memory_misses=memory_misses, believed=believed)
+    advice = Advice(situation=situation, every_seconds=every_seconds, memory_misses=missed, believed=rate.believed)
     if plot is not None:
         advise_report.draw(advice, plot)
     if as_json:
@@ -103,14 +114,28 @@ def advise(
         advise_report.write(advice)
 
 
-def _costs(run: Path | None) -> RunCosts:
-    """Of the run; nothing without one."""
-    if run is None:
-        return RunCosts()
+@dataclass(frozen=True, slots=True)
+class _Run:
+    entries: list[dict[str, Any]]
+    costs: RunCosts
+
+
+@dataclass(frozen=True, slots=True)
+class _Rate:
+    """Of the job's failures. `missed`: the part of them after which memory has nothing to restore. `believed`: how sure
+    the rate is, where data say so."""
+
+    per_second: float
+    missed: float = MEMORY_MISSES
+    believed: RatePosterior | None = None
+
+
+def _read(run: Path) -> _Run:
     ledger = run / LEDGER_FILE
     if not ledger.is_file():
         raise CallerError(f"--run is {str(run)!r}; it has to be the storage_path/name of a run, with {LEDGER_FILE}")
-    return run_costs(read_ledger(ledger))
+    entries = read_ledger(ledger)
+    return _Run(entries, run_costs(entries))
 
 
 def _stall(stall: Duration, costs: RunCosts, run: Path | None) -> float:
@@ -125,30 +150,37 @@ def _rate(
     gpus: int | None,
     gpus_per_node: int,
     failures_per_node_day: float | None,
-    run: RunCosts | None,
+    run: _Run | None,
     may_be_unknown: bool,
-) -> tuple[float, RatePosterior | None]:
-    """Failures of the job in a second, and how sure that is, where data say so."""
+) -> _Rate:
+    """From the first of these that says something."""
     if failures_per_node_day is not None and not 0 < failures_per_node_day < math.inf:
         raise CallerError(f"--failures-per-node-day is {failures_per_node_day}; it has to be a number above 0")
     if failures_per_node_day is not None and gpus is None and run is None:
         problem = "and neither --gpus nor --run says how many nodes there are; give --gpus, such as 1024"
         raise CallerError(f"--failures-per-node-day is {failures_per_node_day}, {problem}")
     if mtbf is not None:
-        return 1.0 / parse_duration(mtbf, field="--mtbf"), None
-    nodes = math.ceil(gpus / gpus_per_node) if gpus is not None else run.nodes if run is not None else 0
+        return _Rate(1.0 / parse_duration(mtbf, field="--mtbf"))
+    nodes = math.ceil(gpus / gpus_per_node) if gpus is not None else run.costs.nodes if run is not None else 0
     if not nodes:
         if may_be_unknown:
-            return 0.0, None
+            return _Rate(0.0)
         raise CallerError("how often the job fails is unknown; give --mtbf, such as 3h, or --gpus, or --run")
     prior = prior_from_cluster(nodes, failures_per_node_day or FAILURES_PER_NODE_DAY)
     if run is None:
-        return prior.failures_per_second, None
-    rates = FailureRate(prior)
-    for failure in run.failures:
-        rates.failed(failure.up, cause=failure.cause, domain=failure.domain)
-    believed = rates.posterior(run.up_seconds)
-    return believed.mean_per_second, believed
+        return _Rate(prior.failures_per_second)
+    return _learnt(prior, run)
+
+
+def _learnt(prior: Prior, run: _Run) -> _Rate:
+    rates = FailureRate(prior, ranks=run.costs.ranks)
+    history = RunHistory(rates)
+    history.take_all(run.entries)
+    now = history.at(max((float(entry["at"]) for entry in run.entries), default=0.0))
+    believed = rates.posterior(now)
+    misses = MISSES_REPLICATED if run.costs.nodes > 1 else MISSES_ALONE
+    missed = sum(misses[domain] * rates.posterior(now, domain).mean_per_second for domain in DOMAINS)
+    return _Rate(believed.mean_per_second, missed / believed.mean_per_second, believed)
 
 
 def _seconds(field: str, given: Duration, otherwise: float | None) -> float:

@@ -1,10 +1,9 @@
-"""What saves, failures and restarts were in a run, from its ledger. Pure: entries in, samples out.
+"""What saves and restarts took in a run, from its ledger. Pure: entries in, samples out.
 
 - stall: of each committed save, on the slowest rank. - durable: from a save's step boundary until it was committed,
 reading back included: from then on it could be restored. - copied: until its snapshot was complete in memory.
 - step: of the training, as the ledger says, else from the time between two commits of a generation.
 - restart: from a failure until the last rank had finished a step, less that step, by where the state came from.
-- A failure's time is the run's clock: how long generations had trained by then, without the time between them.
 """
 
 import statistics
@@ -12,34 +11,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.decide.failure_rate import Domain
-
-
-@dataclass(frozen=True, slots=True)
-class RunFailure:
-    """`up`: on the run's clock. `wall`: since the first generation began to train."""
-
-    up: float
-    wall: float
-    cause: str
-    domain: Domain
-
 
 @dataclass(slots=True, kw_only=True)
 class RunCosts:
     """Samples, in seconds. `bytes`: of the newest checkpoint, 0 if there is none. `step_seconds`: None if the ledger
-    does not show it. `restart_seconds`: by "memory", "checkpoint" or "fresh". `up_seconds`: the run's clock now."""
+    does not show it. `restart_seconds`: by "memory", "checkpoint" or "fresh"."""
 
     stall_seconds: list[float] = field(default_factory=list)
     durable_seconds: list[float] = field(default_factory=list)
     copied_seconds: list[float] = field(default_factory=list)
     restart_seconds: dict[str, list[float]] = field(default_factory=dict)
-    failures: list[RunFailure] = field(default_factory=list)
     step_seconds: float | None = None
     bytes: int = 0
     ranks: int = 1
     nodes: int = 1
-    up_seconds: float = 0.0
 
     def restarts_from(self, source: str) -> list[float]:
         """Those from there; if there were none, all others."""
@@ -56,32 +41,25 @@ def run_costs(entries: Iterable[Mapping[str, Any]]) -> RunCosts:
 
 @dataclass(slots=True)
 class _Reader:
-    """Between entries: since when the newest generation trains, None while it does not; where its state came from; when
-    the failure before it came; the first steps of its ranks."""
+    """Between entries: where the newest generation's state came from, when the failure before it came, the first steps
+    of its ranks, its newest commit; all nodes so far, and what steps took between commits."""
 
     costs: RunCosts = field(default_factory=RunCosts)
-    _began_at: float | None = None
-    _training_since: float | None = None
-    _last_at: float = 0.0
     _source: str = "fresh"
     _failed_at: float | None = None
-    _node_lost: bool = False
     _nodes: set[str] = field(default_factory=set)
     _first_steps: dict[int, float] = field(default_factory=dict)
     _last_commit: Mapping[str, Any] | None = None
     _steps: list[float] = field(default_factory=list)
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        self._last_at = max(self._last_at, entry["at"])
         match entry["kind"]:
             case "generation":
                 self.costs.ranks, self._source = entry["ranks"], entry["source"]
                 self._first_steps.clear()
-                self._last_commit, self._node_lost = None, False
+                self._last_commit = None
             case "agent":
                 self._nodes.add(entry["node"])
-            case "node_lost":
-                self._node_lost = True
             case "first_step":
                 self._first_step(entry)
             case "snapshot_every":
@@ -89,13 +67,11 @@ class _Reader:
             case "commit":
                 self._commit(entry)
             case "failure":
-                self._failure(entry)
-            case "finished" | "stopped":
-                self._stop_clock(entry["at"])
+                # Of failures that follow each other without a step between them, the first one took the run down.
+                self._failed_at = entry["failed_at"] if self._failed_at is None else self._failed_at
 
     def finish(self) -> RunCosts:
         costs = self.costs
-        self._stop_clock(self._last_at)
         costs.nodes = max(1, len(self._nodes))
         if costs.step_seconds is None and self._steps:
             costs.step_seconds = statistics.median(self._steps)
@@ -105,12 +81,8 @@ class _Reader:
 
     def _first_step(self, entry: Mapping[str, Any]) -> None:
         self._first_steps[entry["rank"]] = entry["at_step"]
-        if len(self._first_steps) < self.costs.ranks or self._training_since is not None:
-            return
-        self._training_since = max(self._first_steps.values())
-        self._began_at = self._training_since if self._began_at is None else self._began_at
-        if self._failed_at is not None:
-            seconds = self._training_since - self._failed_at
+        if self._failed_at is not None and len(self._first_steps) == self.costs.ranks:
+            seconds = max(self._first_steps.values()) - self._failed_at
             self.costs.restart_seconds.setdefault(self._source, []).append(seconds)
             self._failed_at = None
 
@@ -124,19 +96,6 @@ class _Reader:
         if last is not None and last["generation"] == entry["generation"] and entry["step"] > last["step"]:
             trained = _boundary(entry) - _boundary(last) - last["stall_seconds"]
             self._steps.append(max(0.0, trained) / (entry["step"] - last["step"]))
-
-    def _failure(self, entry: Mapping[str, Any]) -> None:
-        self._stop_clock(entry["failed_at"])
-        wall = entry["failed_at"] - self._began_at if self._began_at is not None else 0.0
-        domain: Domain = "node" if self._node_lost and entry["cause"] == "agent_lost" else "process"
-        self.costs.failures.append(RunFailure(self.costs.up_seconds, wall, entry["cause"], domain))
-        # Of failures that follow each other without a step between them, the first one took the run down.
-        self._failed_at = entry["failed_at"] if self._failed_at is None else self._failed_at
-
-    def _stop_clock(self, at: float) -> None:
-        if self._training_since is not None:
-            self.costs.up_seconds += max(0.0, at - self._training_since)
-            self._training_since = None
 
 
 def _boundary(commit: Mapping[str, Any]) -> float:
