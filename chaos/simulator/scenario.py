@@ -34,8 +34,6 @@ from workers.errors import CallerError
 
 TRACE_COLUMN = "seconds_since_previous_failure"
 HORIZON_SECONDS = 365 * 86400.0
-_FAILURES_MAX = 10**9
-"""Without checkpoints between them: policies are compared, so a run is stopped only if its scenario says so."""
 _KINDS = ("exponential", "weibull", "markov", "steps", "periodic", "trace")
 _POLICIES = ("auto", "young", "overhead", "30min", "best-fixed")
 
@@ -113,7 +111,7 @@ def read_scenario(path: Path) -> Scenario:
         state_bytes=table.size("state", 0),
         keep_last=table.count("keep_last", 3),
         damaged=table.number("damaged", 0.0, least=0.0, most=1.0),
-        max_failures=table.count("max_failures", _FAILURES_MAX, least=0),
+        max_failures=table.count("max_failures", None, least=0),
     )
     believed = table.number("failures_per_node_day", FAILURES_PER_NODE_DAY, least=1e-12)
     limits = table.table("limits")
@@ -133,7 +131,7 @@ def trace_scenario(path: Path) -> Scenario:
     """A job that ends with the trace's last failure, and whose saves cost nothing yet."""
     trace = read_trace(path)
     return Scenario(
-        job=Job(durable=SaveCosts(stall=NOTHING), horizon_seconds=trace.length_seconds, max_failures=_FAILURES_MAX),
+        job=Job(durable=SaveCosts(stall=NOTHING), horizon_seconds=trace.length_seconds),
         sources=(Failures(source=trace),),
         prior=prior_from_cluster(1),
     )

@@ -64,7 +64,7 @@ class Table:
 
         return self._read(name, default, read)
 
-    def count(self, name: str, default: int = MISSING, *, least: int = 1) -> int:
+    def count(self, name: str, default: T = MISSING, *, least: int = 1) -> int | T:
         def read(value: Any, field: str) -> int:
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise _wrong(field, value, f"a whole number, at least {least}")
