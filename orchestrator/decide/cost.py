@@ -20,6 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _SEARCH_ROUNDS = 200
+_TINY = 1e-14
+"""Of the cost over the MTBF: below, Young's interval is within 1e-7 of the best one, and floats cannot tell them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ def daly_interval_seconds(cost_seconds: float, mtbf_seconds: float) -> float:
     """sqrt(2 C M) (1 + x/3 + x^2/9) - C with x = sqrt(C / 2M) where C < 2M, else M.
 
     Daly 2006, the higher-order estimate: a perturbation solution of what `optimal_interval_seconds` solves exactly,
-    within 0.6 % of it for C up to M / 2, and within 6 % anywhere.
+    within 0.6 % of it for C up to M / 2, and within 7 % anywhere.
     """
     first = young_interval_seconds(cost_seconds, mtbf_seconds)
     if cost_seconds >= 2.0 * mtbf_seconds:
@@ -116,6 +118,8 @@ def optimal_interval_seconds(cost: SaveCost, failures_per_second: float) -> floa
     if failures_per_second == 0.0:
         return math.inf
     x = failures_per_second * c
+    if x < _TINY:
+        return young_interval_seconds(c, 1.0 / failures_per_second)
     # ln(1 - y) + y + x falls from x to minus infinity for y from 0 to 1, and is concave, so Newton from the right of
     # the root goes down to it. Where y differs from 1 by less than a float shows, the interval is the MTBF.
     if x > 30.0:
@@ -124,7 +128,7 @@ def optimal_interval_seconds(cost: SaveCost, failures_per_second: float) -> floa
     for _ in range(_SEARCH_ROUNDS):
         step = (math.log1p(-y) + y + x) * (1.0 - y) / y
         y += step
-        if abs(step) <= 1e-12 * y:
+        if abs(step) <= 1e-8 * y:  # the next one would be less than its square
             break
     return y / failures_per_second
 
@@ -147,8 +151,12 @@ def goodput_ratio(cost: SaveCost, interval_seconds: float, failures_per_second: 
     cycle = failures_per_second * (interval_seconds + cost.cost_seconds)
     if cycle > 700.0:
         return 0.0
-    kept = failures_per_second * interval_seconds / math.expm1(cycle)
-    return kept * math.exp(-failures_per_second * (restart_seconds + cost.exposed_seconds))
+    kept = cycle / math.expm1(cycle) if cycle else 1.0
+    return (
+        (1.0 - overhead_ratio(cost, interval_seconds))
+        * kept
+        * math.exp(-failures_per_second * (restart_seconds + cost.exposed_seconds))
+    )
 
 
 def overhead_ratio(cost: SaveCost, interval_seconds: float) -> float:

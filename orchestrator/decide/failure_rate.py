@@ -176,4 +176,6 @@ class _Burst:
 
 
 def _part(prior: Prior, *, rate: float, weight: float = 1.0) -> Prior:
-    return Prior(failures_per_second=prior.failures_per_second * rate, weight_failures=prior.weight_failures * weight)
+    return replace(
+        prior, failures_per_second=prior.failures_per_second * rate, weight_failures=prior.weight_failures * weight
+    )

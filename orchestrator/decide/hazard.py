@@ -20,13 +20,14 @@ Technometrics 52(1), 2010).
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 SHAPES = ((1.0, 0.7), (0.8, 0.12), (0.6, 0.12), (1.4, 0.06))
 """Weibull shapes, and how far each is believed before there is data."""
 MEMORYLESS = ((1.0, 1.0),)
-DISCOUNTS = ((1.0, 0.7), (0.97, 0.15), (0.85, 0.1), (0.5, 0.05))
+DISCOUNTS = ((1.0, 0.6), (0.9, 0.3), (0.6, 0.1))
 """What remains of the weight of earlier failures after one more, and how far each is believed before there is data."""
-_WEIGHT_DISCOUNT = 0.98
+_WEIGHT_DISCOUNT = 0.95
 _GAP_SECONDS_MIN = 1.0
 _LOG_WEIGHT_MIN = -7.0
 """A model that is less likely than the likeliest by more than this, in nats, has no say in rates until it is again."""
@@ -56,9 +57,8 @@ class Prior:
                 raise ValueError(f"{name} is {value!r}; it has to be above 0 and finite")
 
 
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """`log_start`: of its weight before there is data."""
+class _Model(NamedTuple):
+    """`log_start`: of its weight before there is data. A tuple, for many are made in a simulation."""
 
     shape: float
     discount: float
@@ -67,23 +67,6 @@ class _Model:
     b: float
     log_weight: float
 
-    def after(self, gap: float, log_gap: float) -> "_Model":
-        power = gap**self.shape
-        log_density = (
-            math.log(self.shape * self.a)
-            + (self.shape - 1.0) * log_gap
-            + self.a * math.log(self.b)
-            - (self.a + 1.0) * math.log(self.b + power)
-        )
-        return _Model(
-            shape=self.shape,
-            discount=self.discount,
-            log_start=self.log_start,
-            a=self.discount * self.a + 1.0,
-            b=self.discount * self.b + power,
-            log_weight=_WEIGHT_DISCOUNT * self.log_weight + (1.0 - _WEIGHT_DISCOUNT) * self.log_start + log_density,
-        )
-
 
 class Hazard:
     """Of one kind of failure. Ages and gaps are in seconds, above 0. Immutable: `after` gives the next one."""
@@ -91,13 +74,13 @@ class Hazard:
     __slots__ = ("_likely", "_models")
 
     def __init__(self, models: Sequence[_Model]) -> None:
-        top = max(model.log_weight for model in models)
-        self._models = tuple(_Model(m.shape, m.discount, m.log_start, m.a, m.b, m.log_weight - top) for m in models)
+        self._models = models
+        least = max(model.log_weight for model in models) + _LOG_WEIGHT_MIN
         # What counts for rates, by shape: the logarithm of weight times b^a, a, and b.
         likely: dict[float, list[tuple[float, float, float]]] = {}
-        for m in self._models:
-            if m.log_weight > _LOG_WEIGHT_MIN:
-                likely.setdefault(m.shape, []).append((m.log_weight + m.a * math.log(m.b), m.a, m.b))
+        for shape, _, _, a, b, log_weight in models:
+            if log_weight > least:
+                likely.setdefault(shape, []).append((log_weight + a * math.log(b), a, b))
         self._likely = tuple(likely.items())
 
     @classmethod
@@ -122,35 +105,43 @@ class Hazard:
         """With one more failure, so long after the one before."""
         gap = max(gap_seconds, _GAP_SECONDS_MIN)
         log_gap = math.log(gap)
-        return Hazard([model.after(gap, log_gap) for model in self._models])
+        top = max(model.log_weight for model in self._models)
+        models = []
+        for shape, discount, log_start, a, b, log_weight in self._models:
+            power = gap**shape
+            log_density = (
+                math.log(shape * a) + (shape - 1.0) * log_gap + a * math.log(b) - (a + 1.0) * math.log(b + power)
+            )
+            faded = _WEIGHT_DISCOUNT * (log_weight - top) + (1.0 - _WEIGHT_DISCOUNT) * log_start
+            models.append(
+                _Model(shape, discount, log_start, discount * a + 1.0, discount * b + power, faded + log_density)
+            )
+        return Hazard(models)
 
     def per_second(self, age_seconds: float, ahead_seconds: float) -> float:
         """The rate of failures over the time ahead, if none has come until that age: the one in the middle of it."""
         age = max(age_seconds + ahead_seconds / 2.0, _GAP_SECONDS_MIN)
-        alive_all = rate = 0.0
+        logs: list[float] = []
+        rates: list[float] = []
         for shape, models in self._likely:
-            power = age**shape
+            power: float = age**shape
             slope = shape * power / age
             for log_scale, a, b in models:
                 whole = b + power
-                alive = math.exp(log_scale - a * math.log(whole))
-                alive_all += alive
-                rate += alive * a * slope / whole
-        return rate / alive_all
+                logs.append(log_scale - a * math.log(whole))
+                rates.append(a * slope / whole)
+        weights = _weights(logs)
+        return sum(weight * rate for weight, rate in zip(weights, rates, strict=True)) / sum(weights)
 
     def memoryless(self, age_seconds: float) -> list[tuple[float, float, float]]:
         """Of the models that are memoryless: how far each is believed (summing to 1), a, and b with the age counted."""
-        found = []
-        for m in self._models:
-            if m.shape == 1.0:
-                b = m.b + age_seconds
-                found.append((math.exp(m.log_weight + m.a * math.log(m.b / b)), m.a, b))
-        total = sum(weight for weight, _, _ in found)
-        return [(weight / total, a, b) for weight, a, b in found]
+        models = [m for m in self._models if m.shape == 1.0]
+        weights = _weights([m.log_weight + m.a * math.log(m.b / (m.b + age_seconds)) for m in models])
+        total = sum(weights)
+        return [(weight / total, m.a, m.b + age_seconds) for weight, m in zip(weights, models, strict=True)]
 
-    def shape_mean(self, age_seconds: float) -> float:
-        """The Weibull shape, averaged over what is believed; 1: memoryless."""
-        weights = [
-            (math.exp(m.log_weight + m.a * math.log(m.b / (m.b + age_seconds**m.shape))), m.shape) for m in self._models
-        ]
-        return sum(weight * shape for weight, shape in weights) / sum(weight for weight, _ in weights)
+
+def _weights(logs: Sequence[float]) -> list[float]:
+    """The largest is 1: none of them all is too small for a float."""
+    top = max(logs)
+    return [math.exp(log - top) for log in logs]

@@ -24,9 +24,9 @@ from orchestrator.decide.measure import Measure
 FIRST_STEPS = 10
 
 CHANGE_MIN = 1.1
-_REVIEW_AGE = 0.25
+_REVIEW_AGE = 0.4
 _ROUNDS = 5
-_CLOSE = 0.01
+_CLOSE = 0.05
 _FULL_DISK_FACTOR = 4.0
 _RESTART_SECONDS = {"memory": 10.0, "durable": 120.0}
 
@@ -186,14 +186,13 @@ class Tuner:
             if tier.current is None or _differ(tier.current, plan):
                 tier.current = self._decision(at, tier.name, plan)
                 changed.append(tier.current)
-            cycle = tier.current.interval_seconds + cost.cost_seconds
-            review_at = min(review_at, at + max(cycle, _REVIEW_AGE * self._age_seconds(at)))
+            review_at = min(review_at, at + max(tier.current.interval_seconds, _REVIEW_AGE * self._age_seconds(at)))
         self._review_at = 0.0 if math.isinf(review_at) else review_at
         return tuple(changed)
 
     def _plan(self, at: float, tier: "_Measured", cost: SaveCost) -> "_Plan":
-        # The rate is that of the interval to come, whose length depends on the rate in turn. A save helps only once it can
-        # be restored, so what counts is the rate from then on.
+        # The rate is that of the interval to come, whose length depends on the rate in turn. A save helps only once it
+        # can be restored, so what counts is the rate from then on.
         best = tier.current.best_seconds if tier.current else 0.0
         for _ in range(_ROUNDS):
             before = best

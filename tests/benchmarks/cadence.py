@@ -12,13 +12,14 @@ the next failure all is lost but the training up to the newest save that can be 
 gaps over their sum. The MTBF is the mean of the trace, and the stall `stall_over_mtbf` times that, so that traces
 compare.
 
-- ratio_to_hindsight: goodput over that of the best fixed interval, chosen in hindsight among 2,001 between a tenth and
-  ten times Young's for this very series. Over few gaps that one is overfitted: it knows where they end.
+- ratio_to_hindsight: goodput over that of the best fixed interval, chosen in hindsight for this very series among 241
+  between 0.15 and 8 times Young's, 1.7 % apart. It is overfitted: it knows where the gaps end. On 400 gaps of Weibull
+  shape 0.7 at a stall of a hundredth of the MTBF, the best policy for that known law reaches 0.998 of it on average.
 - excess_waste: waste (1 - goodput) over the waste of Young's interval for the true mean, minus 1; below 0: less.
 
 The tuner is the production class, asked after each save as the coordinator asks it, for the durable tier alone. It is
 scored with a prior rate 10 times too low and 10 times too high, and the worse of the two counts. Its ceiling on
-overhead is off, for at a stall of a hundredth of the MTBF the best overhead is 7 %; "with 1 % ceiling" is what the
+overhead is off, for at a stall of a hundredth of the MTBF the best overhead is 7 %; "1 %\nceiling" is what the
 default then costs, and each decision says so. It is told what a save and a restart cost, once.
 
 Rivals: every 500 steps of 5 s; every 30 min; CheckFreq's rule (as often as 3.5 % overhead let, whatever the failure
@@ -58,14 +59,16 @@ COLUMN = "seconds_since_previous_failure"
 STALLS = (1e-4, 1e-3, 1e-2)
 HOURS_10 = 36_000.0
 LONG_ENOUGH = 250
+WIDTH_MIN = 150
+CEILING_SEEDS = 3
 TRACE_GOALS = {1e-4: 0.999, 1e-3: 0.999, 1e-2: 0.996}
 RIVALS = {
-    "with_ceiling": "with 1 % ceiling",
-    "every_steps": "500 steps",
-    "every_minutes": "30 min",
-    "checkfreq": "CheckFreq",
-    "young_mean_so_far": "Young, mean so far",
-    "young_clairvoyant": "Young, true mean",
+    "with_ceiling": "1 %\nceiling",
+    "every_steps": "500\nsteps",
+    "every_minutes": "30\nmin",
+    "checkfreq": "Check-\nFreq",
+    "young_mean_so_far": "Young,\nmean so far",
+    "young_clairvoyant": "Young,\ntrue mean",
 }
 """By name in the JSON: the column's head."""
 
@@ -113,10 +116,10 @@ FAMILIES = (
         goal=0.998,
     ),
     *(
-        Family(name=f"rate x {name}", draw=_stepping(factor), n=200, seeds=15, mtbf=None, goal=1.0)
+        Family(name=f"rate x {name}", draw=_stepping(factor), n=200, seeds=10, mtbf=None, goal=1.0)
         for name, factor in (("8", 8.0), ("16", 16.0), ("1/8", 1 / 8), ("1/16", 1 / 16))
     ),
-    Family(name="calm and bad", draw=lambda rng, n: modulated(rng, n, HOURS_10), n=300, seeds=15, mtbf=None),
+    Family(name="calm and bad", draw=lambda rng, n: modulated(rng, n, HOURS_10), n=300, seeds=10, mtbf=None),
 )
 
 
@@ -134,7 +137,7 @@ def main() -> int:
     if arguments.json:
         print(json.dumps(rows, indent=1, allow_nan=False))
     else:
-        Console().print(table(rows))
+        Console(width=max(WIDTH_MIN, Console().width)).print(table(rows))
     return 0
 
 
@@ -190,7 +193,8 @@ def family_rows(seeds: int | None) -> list[Row]:
                 found = []
                 for seed in range(seeds or family.seeds):
                     gaps = family.draw(np.random.default_rng(seed), family.n)
-                    found.append(goodputs(gaps, Setting.of(family.mtbf or float(gaps.mean()), stall)))
+                    setting = Setting.of(family.mtbf or float(gaps.mean()), stall)
+                    found.append(goodputs(gaps, setting, ceiling=seed < CEILING_SEEDS))
                 rows.append(row(family.name, family.n, stall, found, family.against, family.goal))
                 progress.advance(task)
     return rows
@@ -199,16 +203,18 @@ def family_rows(seeds: int | None) -> list[Row]:
 def row(name: str, n: int, stall: float, found: list[Goodputs], against: str, goal: float | None) -> Row:
     """Of several seeds all values are means; of several priors the worst one counts."""
 
-    def ratios(policy: str, to: str) -> list[float]:
+    def mean(policy: str, value: Callable[[Goodputs, float], float]) -> list[float]:
+        scored = [one for one in found if policy in one]
         return [
-            float(np.mean([one[policy][prior] / one[to][0] for one in found])) for prior in range(len(found[0][policy]))
+            float(np.mean([value(one, one[policy][prior]) for one in scored]))
+            for prior in range(len(scored[0][policy]))
         ]
 
+    def ratios(policy: str, to: str) -> list[float]:
+        return mean(policy, lambda one, goodput: goodput / one[to][0])
+
     def judged(policy: str) -> Row:
-        excess = [
-            float(np.mean([(1.0 - one[policy][prior]) / (1.0 - one["young_clairvoyant"][0]) for one in found])) - 1.0
-            for prior in range(len(found[0][policy]))
-        ]
+        excess = mean(policy, lambda one, goodput: (1.0 - goodput) / (1.0 - one["young_clairvoyant"][0]) - 1.0)
         return {"ratio_to_hindsight": min(ratios(policy, "hindsight")), "excess_waste": max(excess)}
 
     reached = min(ratios("tuner", against))
@@ -231,20 +237,18 @@ def row(name: str, n: int, stall: float, found: list[Goodputs], against: str, go
 
 
 def table(rows: list[Row]) -> Table:
-    shown = Table(
-        title="goodput over the best fixed interval's in hindsight, and excess waste over Young's for the true mean"
-    )
-    for head in ("failures", "n", "stall/MTBF", "tuner", "excess", "goal"):
-        shown.add_column(head, justify="left" if head == "failures" else "right")
+    shown = Table(title="Goodput over that of the best fixed interval in hindsight")
+    for head in ("failures", "n", "stall/\nMTBF", "tuner", "excess\nwaste", "goal"):
+        shown.add_column(head, justify="left" if head == "failures" else "right", no_wrap=True)
     for head in RIVALS.values():
-        shown.add_column(head, justify="right")
+        shown.add_column(head, justify="right", no_wrap=True)
     for one in rows:
         goal = ""
         if one["goal"] is not None:
-            colour, of = ("green", "") if one["met"] else ("red", "")
-            if one["against"] != "hindsight":
-                of = f" of Young: {one['ratio_to_goal']:.4f}"
-            goal = f"[{colour}]{one['goal']:.3f}{of}[/]"
+            reached = "" if one["against"] == "hindsight" else f" ({one['ratio_to_goal']:.4f} of Young)"
+            goal = (
+                f"[{'green' if one['met'] else 'red'}]{one['goal']:.3f} {'met' if one['met'] else 'missed'}{reached}[/]"
+            )
         shown.add_row(
             one["trace"],
             str(one["n"]),

@@ -19,7 +19,8 @@ PRIORS = (0.1, 10.0)
 CHECKFREQ_OVERHEAD = 0.035
 EVERY_STEPS, STEP_SECONDS = 500, 5.0
 EVERY_SECONDS = 1800.0
-HINDSIGHT_INTERVALS = 2001
+HINDSIGHT = np.geomspace(0.15, 8.0, 241)
+"""Fixed intervals to choose from, over Young's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +46,14 @@ Goodputs = dict[str, tuple[float, ...]]
 """By policy; one for each of PRIORS where it has a prior."""
 
 
-def goodputs(gaps: Gaps, setting: Setting) -> Goodputs:
-    """Of all policies on one series of failures."""
+def goodputs(gaps: Gaps, setting: Setting, *, ceiling: bool = True) -> Goodputs:
+    """Of all policies on one series of failures; `ceiling`: whether the tuner with its default limits is one."""
     young = young_interval_seconds(setting.stall, setting.mtbf)
-    hindsight = goodput_fixed(gaps, setting, young * np.geomspace(0.1, 10.0, HINDSIGHT_INTERVALS))
+    hindsight = goodput_fixed(gaps, setting, young * HINDSIGHT)
     return {
         "hindsight": (float(hindsight.max()),),
         "tuner": tuple(goodput_tuner(gaps, setting, prior) for prior in PRIORS),
-        "with_ceiling": tuple(goodput_tuner(gaps, setting, prior, Limits()) for prior in PRIORS),
+        **({"with_ceiling": (goodput_tuner(gaps, setting, PRIORS[1], Limits()),)} if ceiling else {}),
         "every_steps": (one_fixed(gaps, setting, EVERY_STEPS * STEP_SECONDS),),
         "every_minutes": (one_fixed(gaps, setting, EVERY_SECONDS),),
         "checkfreq": (one_fixed(gaps, setting, setting.stall * (1.0 / CHECKFREQ_OVERHEAD - 1.0)),),

@@ -53,6 +53,13 @@ def test_the_prior_is_the_published_rate_per_node_day() -> None:
     assert posterior.low_per_second < prior.failures_per_second < posterior.high_per_second
 
 
+def test_a_prior_without_caution_has_its_rate_as_mean() -> None:
+    subject = FailureRate(Prior(failures_per_second=1 / HOUR, caution=1.0), node_share=0.25)
+    assert subject.posterior(0.0).mean_per_second == pytest.approx(1 / HOUR)
+    assert subject.posterior(0.0, "node").mean_per_second == pytest.approx(0.25 / HOUR)
+    assert subject.posterior(0.0, "process").mean_per_second == pytest.approx(0.75 / HOUR)
+
+
 @pytest.mark.parametrize("wrong", [0.1, 10.0])
 def test_a_prior_that_is_ten_times_off_is_overruled_by_ten_failures(wrong: float) -> None:
     truth = 1 / HOUR
@@ -180,6 +187,14 @@ def test_memoryless_failures_are_taken_for_that_whatever_the_age() -> None:
         ratios.append(subject.hazard_per_second(at + 60) / subject.hazard_per_second(at + HOUR))
     assert sorted(ratios)[10] == pytest.approx(1.0, abs=0.15)
     assert all(0.6 < ratio < 1.7 for ratio in ratios)
+
+
+def test_after_hundreds_of_failures_a_year_without_one_is_believed() -> None:
+    subject = rate()
+    at = failing(subject, drawn(400, HOUR))
+    assert subject.hazard_per_second(at + 365 * DAY) < 0.02 / HOUR
+    assert subject.posterior(at + 365 * DAY).mean_per_second < 0.02 / HOUR
+    assert 0.0 < subject.hazard_per_second(at + 1e12) < 1e-9
 
 
 @given(st.lists(st.floats(0.0, 1e7), max_size=30), st.floats(0.0, 1e9), st.floats(0.0, 1e8))

@@ -95,6 +95,11 @@ def test_thirty_seconds_every_ten_minutes_cost_4_76_percent_and_five_minutes_of_
     assert lost_seconds_per_failure(cost, 600.0) == 300.0
 
 
+def test_what_was_trained_while_a_save_was_written_is_lost_too() -> None:
+    assert lost_seconds_per_failure(SaveCost(5.0, 100.0), 600.0) == 300.0 + 95.0
+    assert lost_seconds_per_failure(SaveCost(30.0, 30.0), 600.0) == 300.0  # nothing was, while it stood still
+
+
 def test_youngs_and_dalys_intervals_are_the_published_ones() -> None:
     assert young_interval_seconds(300.0, 24 * HOUR) == pytest.approx(math.sqrt(2 * 300 * 86400))
     assert daly_first_order_interval_seconds(300.0, 24 * HOUR) == pytest.approx(math.sqrt(2 * 300 * 86400) - 300)
@@ -113,9 +118,20 @@ def test_the_optimum_solves_its_equation_and_dalys_estimate_comes_as_close_as_he
     c, x = cost.cost_seconds, rate * cost.cost_seconds
     if x < 20:
         assert (1 - rate * best) * math.exp(rate * best + x) == pytest.approx(1.0, rel=1e-6)
-    assert daly_interval_seconds(c, 1 / rate) == pytest.approx(best, rel=0.006 if x <= 0.5 else 0.06)
+    assert daly_interval_seconds(c, 1 / rate) == pytest.approx(best, rel=0.006 if x <= 0.5 else 0.07)
     if x < 1e-6:
         assert young_interval_seconds(c, 1 / rate) == pytest.approx(best, rel=1e-3)
+
+
+@pytest.mark.parametrize("x", [1e-16, 1e-13, 1e-10, 1e-7, 1e-5, 1e-3, 0.1, 3.0, 25.0, 100.0])
+def test_the_optimum_is_the_root_that_bisection_finds(x: float) -> None:
+    low, high = 0.0, 1.0
+    for _ in range(200):
+        y = (low + high) / 2
+        # ln(1 - y) + y, by its series where floats would cancel.
+        left = math.log1p(-y) + y if y > 0.01 else -sum(y**k / k for k in range(2, 12))
+        low, high = (y, high) if left + x > 0 else (low, y)
+    assert optimal_interval_seconds(SaveCost(x * 100.0), 0.01) == pytest.approx(100.0 * low, rel=1e-6)
 
 
 @given(costs, rates, st.floats(0.0, 1e4), st.floats(0.2, 5.0))
