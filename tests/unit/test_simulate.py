@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from typer.testing import CliRunner
 
 from chaos.simulator import command
 from chaos.simulator.compare import run_all, runs
-from chaos.simulator.engine import simulate
 from chaos.simulator.policies import Auto, build, known, memoryless_best_seconds
 from chaos.simulator.scenario import Scenario, read_scenario
 from orchestrator.decide.tuner import FIRST_STEPS
@@ -94,11 +92,11 @@ def test_all_policies_meet_the_same_failures(file: Path) -> None:
 
 
 def test_people_get_a_table_with_the_best_first_and_a_plot(file: Path) -> None:
-    lines = told(str(file), "--seeds", "1", "--jobs", "1", "--policy", "3h", "--policy", "10min").splitlines()
-    assert [line.split()[0] for line in lines[1:3]] == ["10min", "3h"]
+    lines = told(str(file), "--seeds", "1", "--jobs", "1", "--policy", "1h", "--policy", "10min").splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ["10min", "1h"]
     bars = [line.split()[-1] for line in lines[1:3]]
     assert bars[0].startswith("█")
-    assert set(bars[1]) == {"▒", "░"}
+    assert bars[1].count("▒") > 10
     assert len(bars[0]) < len(bars[1]) == 30
     assert "█ stall" in lines[3]
 
@@ -233,10 +231,3 @@ def test_runs_that_the_budget_stops_are_told(tmp_path: Path, file: Path) -> None
 def test_a_figure_is_drawn(tmp_path: Path, file: Path) -> None:
     told(str(file), "--seeds", "1", "--jobs", "1", "--policy", "10min", "--plot", str(tmp_path / "plot.png"))
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_year_of_sixteen_thousand_gpus_is_a_scenario_like_others(scenario: Scenario) -> None:
-    """How long it takes is measured in tests/benchmarks/simulator.py."""
-    year = replace(scenario, job=replace(scenario.job, horizon_seconds=365 * 86400.0))
-    outcome = simulate(year.job, year.failures(0), build("young", year), 0)
-    assert outcome.failures.total() > 4000
