@@ -36,8 +36,29 @@ class Measure:
             self._doubtful = None
         self.value = statistics.median(self._samples)
         if self._doubtful is not None:
-            self.value = min(max(self._doubtful, self.value / _LEAP_MAX), max(self.value, self._floor) * _LEAP_MAX)
+            low, high = self.value / _LEAP_MAX, max(self.value, self._floor) * _LEAP_MAX
+            self.value = min(max(self._doubtful, low), high)
 
     def _far(self, one: float, other: float) -> bool:
         low, high = sorted((max(one, self._floor), max(other, self._floor)))
         return high > _JUMP * low
+
+
+class Slowdown:
+    """How much longer steps take while something goes on beside them, as a save that is written. Of one rank."""
+
+    def __init__(self) -> None:
+        self._usual = Measure()
+        self._excess_seconds = 0.0
+
+    def step(self, seconds: float, *, beside: bool) -> None:
+        """A step took so long; `beside`: while it went on."""
+        if not beside:
+            self._usual.add(seconds)
+        elif self._usual.value is not None:
+            self._excess_seconds += seconds - self._usual.value
+
+    def ended(self) -> float:
+        """It is over: for so long in all did it hold training up, in seconds, at least 0."""
+        excess, self._excess_seconds = self._excess_seconds, 0.0
+        return max(0.0, excess)

@@ -24,9 +24,13 @@ from orchestrator.decide.measure import Measure
 FIRST_STEPS = 10
 
 CHANGE_MIN = 1.1
-_REVIEW_AGE = 0.4
+_REVIEW_AGE_MIN, _REVIEW_AGE_MAX = 0.5, 2.0
+"""By how much of itself the time since the last failure has to grow until it may have moved an interval noticeably: by
+the more, the less it moved it before."""
+_UNMOVED = 0.03
 _ROUNDS = 5
 _CLOSE = 0.05
+_ROUNDING = 1e-9
 _FULL_DISK_FACTOR = 4.0
 _RESTART_SECONDS = {"memory": 10.0, "durable": 120.0}
 
@@ -115,6 +119,10 @@ class Tuner:
         memory: bool = True,
         memory_misses: Mapping[Domain, float] = MISSES_ALONE,
     ) -> None:
+        if memory and (len({*memory_misses.values(), 0.0}) == 1 or len({*memory_misses.values(), 1.0}) == 1):
+            raise ValueError(
+                f"memory_misses is {memory_misses!r}; each tier has to be what some failure is restored from"
+            )
         self.rates = rates
         self._limits = limits or Limits()
         self._misses = dict(memory_misses) if memory else None
@@ -124,6 +132,7 @@ class Tuner:
         self._step_seconds = Measure()
         self._saves_that_fit = math.inf
         self._review_at = 0.0
+        self._review_age = _REVIEW_AGE_MIN
 
     # ------------------------------------------------------------ what was measured
 
@@ -131,34 +140,42 @@ class Tuner:
         self, tier: TierName, *, stall_seconds: float, durable_seconds: float, interference_seconds: float = 0.0
     ) -> None:
         """A save of this tier was made; `cost.SaveCost` says what is what. Of several ranks, the slowest counts."""
-        self._tiers[tier].saved(SaveCost(stall_seconds, durable_seconds, interference_seconds))
-        self._review_at = 0.0
+        measured = self._tiers[tier]
+        before = measured.cost
+        measured.saved(SaveCost(stall_seconds, durable_seconds, interference_seconds))
+        self._look_again(measured.cost != before)
 
     def steps_took(self, seconds: Iterable[float]) -> None:
         """The last steps of some rank took so long, saves not counted."""
+        before = self._step_seconds.value
         for sample in seconds:
             self._step_seconds.add(sample)
-        self._review_at = 0.0
+        self._look_again(self._step_seconds.value != before)
 
     def restarted(self, tier: TierName, seconds: float) -> None:
-        """From a failure until training went on from there, it took so long."""
+        """From a failure until training went on from there, it took so long. Moves no interval."""
         self._tiers[tier].restart_seconds.add(seconds)
-        self._review_at = 0.0
 
     def room(self, free_bytes: float, save_bytes: float) -> None:
         """The disk has so much room, what may be deleted counted as free; a save takes so much."""
+        before = self._saves_that_fit < 1.0
         self._saves_that_fit = free_bytes / save_bytes if save_bytes else math.inf
-        self._review_at = 0.0
+        self._look_again((self._saves_that_fit < 1.0) != before)
 
     def failed(self, at: float, *, cause: str, domain: Domain) -> None:
         """The run failed, at this time on its clock."""
         self.rates.failed(at, cause=cause, domain=domain)
-        self._review_at = 0.0
+        self._look_again(True)
 
     def resized(self, at: float, ranks: int) -> None:
         """From now on the run has so many ranks."""
         self.rates.resized(at, ranks)
-        self._review_at = 0.0
+        self._look_again(True)
+
+    def _look_again(self, changed: bool) -> None:
+        if changed:
+            self._review_at = 0.0
+            self._review_age = _REVIEW_AGE_MIN
 
     # ------------------------------------------------------------ what follows
 
@@ -177,23 +194,27 @@ class Tuner:
         if at < self._review_at:
             return ()
         changed = []
-        review_at = math.inf
+        interval_least, unmoved = math.inf, True
         for tier in self._tiers.values():
             cost = tier.cost
             if cost is None:
                 continue
             plan = self._plan(at, tier, cost)
+            unmoved = unmoved and abs(plan.best_seconds - tier.best_seconds) <= _UNMOVED * plan.best_seconds
+            tier.best_seconds = plan.best_seconds
             if tier.current is None or _differ(tier.current, plan):
                 tier.current = self._decision(at, tier.name, plan)
                 changed.append(tier.current)
-            review_at = min(review_at, at + max(tier.current.interval_seconds, _REVIEW_AGE * self._age_seconds(at)))
-        self._review_at = 0.0 if math.isinf(review_at) else review_at
+            interval_least = min(interval_least, tier.current.interval_seconds)
+        if interval_least < math.inf:
+            self._review_age = min(2.0 * self._review_age, _REVIEW_AGE_MAX) if unmoved else _REVIEW_AGE_MIN
+            self._review_at = at + max(interval_least, self._review_age * self._age_seconds(at))
         return tuple(changed)
 
     def _plan(self, at: float, tier: "_Measured", cost: SaveCost) -> "_Plan":
         # The rate is that of the interval to come, whose length depends on the rate in turn. A save helps only once it
         # can be restored, so what counts is the rate from then on.
-        best = tier.current.best_seconds if tier.current else 0.0
+        best = tier.best_seconds
         for _ in range(_ROUNDS):
             before = best
             rate = self._failures_per_second(at + cost.exposed_seconds, tier.name, best + cost.cost_seconds)
@@ -202,15 +223,16 @@ class Tuner:
                 break
         step_seconds = self._step_seconds.value
         least = self._least_seconds(tier.name, cost, best, step_seconds)
-        interval = max(best, *least.values()) if least else best
+        strictest = max(least.values())
+        interval = max(best, strictest)
         steps = None
         if step_seconds:
-            steps = max(1, math.ceil(interval / step_seconds) if least else round(interval / step_seconds))
+            steps = max(1, round(best / step_seconds), math.ceil(strictest / step_seconds - _ROUNDING))
             interval = steps * step_seconds
         return _Plan(
             model=Tier(cost, rate, tier.restart_seconds.value or _RESTART_SECONDS[tier.name]),
             best_seconds=best,
-            least_seconds=least,
+            least_seconds={name: seconds for name, seconds in least.items() if seconds > best},
             step_seconds=step_seconds,
             interval_seconds=interval,
             interval_steps=steps,
@@ -244,7 +266,7 @@ class Tuner:
     def _least_seconds(
         self, tier: TierName, cost: SaveCost, best: float, step_seconds: float | None
     ) -> dict[BoundName, float]:
-        """The shortest interval that each bound allows; only of bounds that allow no better one."""
+        """The shortest interval that each bound allows."""
         least: dict[BoundName, float] = {"bandwidth": cost.exposed_seconds}
         overhead_max = self._limits.overhead_max(tier)
         if overhead_max is not None:
@@ -253,7 +275,7 @@ class Tuner:
             least["memory"] = self._limits.memory_steps_min * step_seconds
         if tier == "durable" and self._saves_that_fit < 1.0:
             least["disk"] = _FULL_DISK_FACTOR * best
-        return {name: seconds for name, seconds in least.items() if seconds > best}
+        return least
 
     def _failures_per_second(self, at: float, tier: TierName, ahead_seconds: float) -> float:
         """Of the failures after which this tier is what the run is restored from."""
@@ -271,11 +293,12 @@ class Tuner:
 
 
 class _Measured:
-    """What is known of one tier. `cost`: None before the first save."""
+    """What is known of one tier. `cost`: None before the first save; `best_seconds`: as last computed."""
 
     def __init__(self, name: TierName) -> None:
         self.name = name
         self.current: IntervalDecision | None = None
+        self.best_seconds = 0.0
         self.restart_seconds = Measure()
         self._stall_seconds = Measure()
         self._durable_seconds = Measure()
@@ -295,7 +318,8 @@ class _Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """A decision in the making: what it may turn out to be, before it is compared with what holds."""
+    """A decision in the making: what it may turn out to be, before it is compared with what holds. `least_seconds`: of
+    the bounds that bit."""
 
     model: Tier
     best_seconds: float

@@ -99,13 +99,18 @@ def _stepping(factor: float) -> Callable[[np.random.Generator, int], Gaps]:
 
 
 FAMILIES = (
-    Family(
-        name="exponential",
-        draw=lambda rng, n: exponential(rng, n, HOURS_10),
-        n=100,
-        seeds=200,
-        against="young_clairvoyant",
-        goal=0.998,
+    *(
+        Family(
+            name="exponential",
+            draw=lambda rng, n: exponential(rng, n, HOURS_10),
+            n=100,
+            seeds=seeds,
+            stalls=stalls,
+            against="young_clairvoyant",
+            goal=0.998,
+        )
+        # The larger the stall, the more is at stake and the noisier it is.
+        for stalls, seeds in (((1e-4, 1e-3), 60), ((1e-2,), 200))
     ),
     Family(
         name="Weibull 0.7",
@@ -116,10 +121,10 @@ FAMILIES = (
         goal=0.998,
     ),
     *(
-        Family(name=f"rate x {name}", draw=_stepping(factor), n=200, seeds=10, mtbf=None, goal=1.0)
+        Family(name=f"rate x {name}", draw=_stepping(factor), n=200, seeds=8, mtbf=None, goal=1.0)
         for name, factor in (("8", 8.0), ("16", 16.0), ("1/8", 1 / 8), ("1/16", 1 / 16))
     ),
-    Family(name="calm and bad", draw=lambda rng, n: modulated(rng, n, HOURS_10), n=300, seeds=10, mtbf=None),
+    Family(name="calm and bad", draw=lambda rng, n: modulated(rng, n, HOURS_10), n=300, seeds=8, mtbf=None),
 )
 
 

@@ -28,7 +28,7 @@ def tuner(limits: Limits = FREE, *, memory: bool = False, mtbf: float = 2 * HOUR
     """Of a run that has failed so often, on average every `mtbf`, each time a process; its gaps are as those of
     memoryless failures."""
     subject = Tuner(FailureRate(Prior(failures_per_second=1 / mtbf), ranks=8), limits=limits, memory=memory)
-    gaps = [-mtbf * math.log((index + 0.5) / failures) for index in range(failures)]
+    gaps = [-mtbf * math.log((index + 0.5) / failures) for index in range(failures)]  # the quantiles
     random.Random(0).shuffle(gaps)
     for at in accumulate(gaps):
         subject.failed(at, cause="signal", domain="process")
@@ -138,6 +138,12 @@ def test_copies_on_other_nodes_make_durable_saves_rarer() -> None:
     assert intervals[1] > 3 * intervals[0]
 
 
+@pytest.mark.parametrize("missed", [0.0, 1.0])
+def test_a_tier_that_nothing_is_restored_from_is_refused(missed: float) -> None:
+    with pytest.raises(ValueError, match="memory_misses is"):
+        Tuner(FailureRate(Prior(failures_per_second=1.0)), memory_misses={"process": missed, "node": missed})
+
+
 def test_without_memory_every_failure_counts() -> None:
     alone, beside = tuner(), tuner(memory=True)
     for subject in (alone, beside):
@@ -199,6 +205,15 @@ def test_slots_serve_snapshots_only_so_many_steps_apart() -> None:
     decision = decided(subject, tier="memory")
     assert decision.interval_steps == 2
     assert [bound.name for bound in decision.bounds] == ["memory"]
+
+
+def test_rounding_to_steps_oversteps_no_bound() -> None:
+    subject = tuner(Limits(durable_overhead_max=0.3257))
+    subject.steps_took([941.0] * 3)
+    saves(subject, stall=1932.0, durable=1932.0)
+    decision = decided(subject)
+    assert 4 * 941.0 < 1932.0 * (1 / 0.3257 - 1) < decision.best_seconds < 4.5 * 941.0
+    assert overhead_ratio(decision.inputs.cost, decision.interval_seconds) <= 0.3257
 
 
 def test_of_several_bounds_the_strictest_comes_first_and_holds() -> None:
@@ -290,6 +305,18 @@ def test_while_nothing_fails_saves_become_rarer() -> None:
         at += decision.interval_seconds + 1.0
     assert intervals == sorted(intervals)
     assert intervals[-1] > 2 * intervals[0]
+
+
+def test_after_clustered_failures_the_rate_counts_from_when_the_save_can_be_restored() -> None:
+    best = []
+    for durable in (1.0, 1200.0):
+        subject, rng, at = tuner(failures=0), random.Random(3), 0.0
+        for _ in range(200):
+            at += rng.weibullvariate(2 * HOUR / math.gamma(1 + 1 / 0.6), 0.6)
+            subject.failed(at, cause="signal", domain="process")
+        saves(subject, durable=durable)
+        best.append(decided(subject, at + 60.0).best_seconds)
+    assert best[1] > 1.3 * best[0]
 
 
 def test_before_it_wants_to_look_again_nothing_is_decided() -> None:
