@@ -5,8 +5,8 @@
 
 - year: the CPU seconds of one run of docs/scenarios/llama3-16384.toml over a year, for the tuner and for a fixed
   interval. - seeds: the wall seconds of a month of it under the fixed interval, in as many processes as there are CPUs.
-- real: two ranks train on a local Ray, in steps that sleep, and kill themselves at steps that a seed draws. The
-  simulator gets the same failure times, and the costs that the run's ledger shows; goodput of both is the training of
+- real: two ranks train on a local Ray, in steps that sleep, and kill themselves at steps that a seed draws, none of
+  them next to a save: whether one at its very boundary counts is decided by milliseconds. The simulator gets the same failure times, and the costs that the run's ledger shows; goodput of both is the training of
   all steps over the time from the first step until the last one. Takes two minutes.
 """
 
@@ -99,7 +99,9 @@ def real_run(storage: Path, kills: int, seed: int) -> None:
 
     rng = random.Random(seed)
     steps = STEPS_BETWEEN_KILLS * (kills + 1)
-    at = sorted(rng.sample(range(SAVE_EVERY, steps), kills))
+    at = sorted(
+        rng.sample([step for step in range(SAVE_EVERY, steps) if 1 < step % SAVE_EVERY < SAVE_EVERY - 1], kills)
+    )
     arms = tuple(Arm(id=f"kill-{step}", point="step.end", when={"rank": step % 2, "step": step}) for step in at)
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=str(storage / "ray"))
     SupervisedTrainer(
