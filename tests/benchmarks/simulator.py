@@ -1,13 +1,14 @@
 """How fast the simulator is, and how near to a real run.
 
     python tests/benchmarks/simulator.py [--seeds 1000] [--json]        a year of 16,384 GPUs, and so many seeds of it
-    python tests/benchmarks/simulator.py --real [--kills 20] [--json]    a real supervised run beside the simulator
+    python tests/benchmarks/simulator.py --real [--kills 20] [--json]   a real supervised run beside the simulator
 
 - year: the CPU seconds of one run of docs/scenarios/llama3-16384.toml over a year, for the tuner and for a fixed
   interval. - seeds: the wall seconds of a month of it under the fixed interval, in as many processes as there are CPUs.
 - real: two ranks train on a local Ray, in steps that sleep, and kill themselves at steps that a seed draws, none of
-  them next to a save: whether one at its very boundary counts is decided by milliseconds. The simulator gets the same failure times, and the costs that the run's ledger shows; goodput of both is the training of
-  all steps over the time from the first step until the last one. Takes two minutes.
+  them next to a save: whether one at its very boundary counts is decided by milliseconds. The simulator gets the same
+  failure times, and the costs that the run's ledger shows; goodput of both is the training of all steps over the time
+  from the first step until the last one. Takes two minutes.
 """
 
 import argparse
