@@ -50,7 +50,7 @@ tenth of the mean time between failures has passed, or later where the tuner say
 
 
 class Auto:
-    """The production tuner; the time until the first save of each tier is its rule too. `mtbf_seconds`: the true one."""
+    """The production tuner; when the first save of each tier comes is its rule too. `mtbf_seconds`: the true mean."""
 
     def __init__(self, tuner: Tuner, job: Job, mtbf_seconds: float) -> None:
         self._tuner = tuner
