@@ -209,6 +209,12 @@ def test_a_failure_loses_what_was_trained_since_the_newest_save_that_could_be_re
     assert simulate(job, strikes(400.0), Every(500.0), 0).badput_seconds["lost"] == 400.0
 
 
+def test_a_save_cannot_be_restored_before_its_stall_is_over() -> None:
+    job = Job(durable=costs(100.0), horizon_seconds=5000.0)
+    assert simulate(job, strikes(550.0), Every(500.0), 0).badput_seconds["lost"] == 500.0
+    assert simulate(job, strikes(650.0), Every(500.0), 0).badput_seconds["lost"] == 50.0
+
+
 def test_a_failure_that_memory_survives_goes_back_to_the_newest_snapshot_in_it() -> None:
     job = Job(durable=costs(10.0, 10.0, 100.0), memory=costs(1.0, 5.0, 7.0), horizon_seconds=5000.0)
     for survives, lost, restart, source in ((True, 78.0, 7.0, "memory"), (False, 378.0, 100.0, "durable")):
@@ -256,6 +262,8 @@ def test_a_run_that_does_not_get_further_is_stopped_by_its_budget() -> None:
     assert found.failures.total() == 11
     limited = Job(durable=costs(0.0), horizon_seconds=10_000.0, max_failures=1)
     assert simulate(limited, strikes(100.0, 200.0), Every(500.0), 0).failures.total() == 2
+    # A newer checkpoint in between refills the budget.
+    assert simulate(limited, strikes(700.0, 1500.0, 2300.0), Every(500.0), 0).stop_reason is None
 
 
 def test_a_run_ends_with_its_work() -> None:
