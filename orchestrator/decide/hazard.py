@@ -29,6 +29,7 @@ DISCOUNTS = ((1.0, 0.6), (0.9, 0.3), (0.6, 0.1))
 """What remains of the weight of earlier failures after one more, and how far each is believed before there is data."""
 _WEIGHT_DISCOUNT = 0.95
 _GAP_SECONDS_MIN = 1.0
+_ALIVE_MIN = 1e-200
 _LOG_WEIGHT_MIN = -7.0
 """A model that is less likely than the likeliest by more than this, in nats, has no say in rates until it is again."""
 
@@ -75,12 +76,12 @@ class Hazard:
 
     def __init__(self, models: Sequence[_Model]) -> None:
         self._models = models
-        least = max(model.log_weight for model in models) + _LOG_WEIGHT_MIN
+        top = max(model.log_weight for model in models)
         # What counts for rates, by shape: the logarithm of weight times b^a, a, and b.
         likely: dict[float, list[tuple[float, float, float]]] = {}
         for shape, _, _, a, b, log_weight in models:
-            if log_weight > least:
-                likely.setdefault(shape, []).append((log_weight + a * math.log(b), a, b))
+            if log_weight - top > _LOG_WEIGHT_MIN:
+                likely.setdefault(shape, []).append((log_weight - top + a * math.log(b), a, b))
         self._likely = tuple(likely.items())
 
     @classmethod
@@ -121,27 +122,28 @@ class Hazard:
     def per_second(self, age_seconds: float, ahead_seconds: float) -> float:
         """The rate of failures over the time ahead, if none has come until that age: the one in the middle of it."""
         age = max(age_seconds + ahead_seconds / 2.0, _GAP_SECONDS_MIN)
-        logs: list[float] = []
-        rates: list[float] = []
-        for shape, models in self._likely:
-            power: float = age**shape
-            slope = shape * power / age
-            for log_scale, a, b in models:
-                whole = b + power
-                logs.append(log_scale - a * math.log(whole))
-                rates.append(a * slope / whole)
-        weights = _weights(logs)
-        return sum(weight * rate for weight, rate in zip(weights, rates, strict=True)) / sum(weights)
+        shift = 0.0
+        while True:
+            alive_all = rate = 0.0
+            for shape, models in self._likely:
+                power: float = age**shape
+                slope = shape * power / age
+                for log_scale, a, b in models:
+                    whole = b + power
+                    alive = math.exp(log_scale - a * math.log(whole) - shift)
+                    alive_all += alive
+                    rate += alive * slope * a / whole
+            if alive_all > _ALIVE_MIN:
+                return rate / alive_all
+            # At this age none is likely to be alive, by any model: only their ratios count.
+            shift = max(
+                log_scale - a * math.log(b + age**shape) for shape, models in self._likely for log_scale, a, b in models
+            )
 
     def memoryless(self, age_seconds: float) -> list[tuple[float, float, float]]:
         """Of the models that are memoryless: how far each is believed (summing to 1), a, and b with the age counted."""
         models = [m for m in self._models if m.shape == 1.0]
-        weights = _weights([m.log_weight + m.a * math.log(m.b / (m.b + age_seconds)) for m in models])
+        logs = [m.log_weight + m.a * math.log(m.b / (m.b + age_seconds)) for m in models]
+        weights = [math.exp(log - max(logs)) for log in logs]
         total = sum(weights)
         return [(weight / total, m.a, m.b + age_seconds) for weight, m in zip(weights, models, strict=True)]
-
-
-def _weights(logs: Sequence[float]) -> list[float]:
-    """The largest is 1: none of them all is too small for a float."""
-    top = max(logs)
-    return [math.exp(log - top) for log in logs]

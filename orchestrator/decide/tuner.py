@@ -35,6 +35,8 @@ _FULL_DISK_FACTOR = 4.0
 _RESTART_SECONDS = {"memory": 10.0, "durable": 120.0}
 
 TierName = Literal["memory", "durable"]
+_Parts = dict[TierName, list[tuple[Domain | None, float]]]
+"""By tier, what part of the failures of each domain it is restored after; None: of all."""
 BoundName = Literal["overhead", "bandwidth", "disk", "memory"]
 
 MISSES_ALONE: Mapping[Domain, float] = {"process": 0.0, "node": 1.0}
@@ -125,14 +127,11 @@ class Tuner:
             )
         self.rates = rates
         self._limits = limits or Limits()
-        self._misses = dict(memory_misses) if memory else None
-        self._tiers: dict[TierName, _Measured] = {
-            name: _Measured(name) for name in (("memory", "durable") if memory else ("durable",))
-        }
+        self._parts: _Parts = _parts(memory_misses) if memory else {"durable": [(None, 1.0)]}
+        self._tiers: dict[TierName, _Measured] = {name: _Measured(name) for name in self._parts}
         self._step_seconds = Measure()
         self._saves_that_fit = math.inf
         self._review_at = 0.0
-        self._review_age = _REVIEW_AGE_MIN
 
     # ------------------------------------------------------------ what was measured
 
@@ -175,7 +174,8 @@ class Tuner:
     def _look_again(self, changed: bool) -> None:
         if changed:
             self._review_at = 0.0
-            self._review_age = _REVIEW_AGE_MIN
+            for tier in self._tiers.values():
+                tier.review_at, tier.review_age = 0.0, _REVIEW_AGE_MIN
 
     # ------------------------------------------------------------ what follows
 
@@ -194,21 +194,19 @@ class Tuner:
         if at < self._review_at:
             return ()
         changed = []
-        interval_least, unmoved = math.inf, True
         for tier in self._tiers.values():
             cost = tier.cost
-            if cost is None:
+            if cost is None or at < tier.review_at:
                 continue
             plan = self._plan(at, tier, cost)
-            unmoved = unmoved and abs(plan.best_seconds - tier.best_seconds) <= _UNMOVED * plan.best_seconds
-            tier.best_seconds = plan.best_seconds
             if tier.current is None or _differ(tier.current, plan):
                 tier.current = self._decision(at, tier.name, plan)
                 changed.append(tier.current)
-            interval_least = min(interval_least, tier.current.interval_seconds)
-        if interval_least < math.inf:
-            self._review_age = min(2.0 * self._review_age, _REVIEW_AGE_MAX) if unmoved else _REVIEW_AGE_MIN
-            self._review_at = at + max(interval_least, self._review_age * self._age_seconds(at))
+            unmoved = abs(plan.best_seconds - tier.best_seconds) <= _UNMOVED * plan.best_seconds
+            tier.best_seconds = plan.best_seconds
+            tier.review_age = min(2.0 * tier.review_age, _REVIEW_AGE_MAX) if unmoved else _REVIEW_AGE_MIN
+            tier.review_at = at + max(tier.current.interval_seconds, tier.review_age * self._age_seconds(at, tier.name))
+        self._review_at = min(tier.review_at for tier in self._tiers.values())
         return tuple(changed)
 
     def _plan(self, at: float, tier: "_Measured", cost: SaveCost) -> "_Plan":
@@ -279,26 +277,23 @@ class Tuner:
 
     def _failures_per_second(self, at: float, tier: TierName, ahead_seconds: float) -> float:
         """Of the failures after which this tier is what the run is restored from."""
-        if self._misses is None:
-            return self.rates.hazard_per_second(at, ahead_seconds)
-        total = 0.0
-        for domain, missed in self._misses.items():
-            part = missed if tier == "durable" else 1.0 - missed
-            if part > 0.0:
-                total += part * self.rates.hazard_per_second(at, ahead_seconds, domain)
-        return total
+        parts = self._parts[tier]
+        return sum(part * self.rates.hazard_per_second(at, ahead_seconds, domain) for domain, part in parts)
 
-    def _age_seconds(self, at: float) -> float:
-        return min(self.rates.age_seconds(at, domain) for domain in (self._misses or (None,)))
+    def _age_seconds(self, at: float, tier: TierName) -> float:
+        return min(self.rates.age_seconds(at, domain) for domain, _ in self._parts[tier])
 
 
 class _Measured:
-    """What is known of one tier. `cost`: None before the first save; `best_seconds`: as last computed."""
+    """What is known of one tier. `cost`: None before the first save. `best_seconds`: as last computed. `review_at`:
+    until then time alone changes nothing; the time since the last failure has grown by `review_age` of itself then."""
 
     def __init__(self, name: TierName) -> None:
         self.name = name
         self.current: IntervalDecision | None = None
         self.best_seconds = 0.0
+        self.review_at = 0.0
+        self.review_age = _REVIEW_AGE_MIN
         self.restart_seconds = Measure()
         self._stall_seconds = Measure()
         self._durable_seconds = Measure()
@@ -327,6 +322,16 @@ class _Plan:
     step_seconds: float | None
     interval_seconds: float
     interval_steps: int | None
+
+
+def _parts(memory_misses: Mapping[Domain, float]) -> _Parts:
+    parts: _Parts = {
+        "memory": [(domain, 1.0 - missed) for domain, missed in memory_misses.items() if missed < 1.0],
+        "durable": [(domain, missed) for domain, missed in memory_misses.items() if missed > 0.0],
+    }
+    if not all(parts.values()):
+        raise ValueError(f"memory_misses is {memory_misses!r}; each tier has to be what some failure is restored from")
+    return parts
 
 
 def _differ(current: IntervalDecision, plan: _Plan) -> bool:

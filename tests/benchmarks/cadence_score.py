@@ -43,7 +43,7 @@ class Setting:
 
 
 Goodputs = dict[str, tuple[float, ...]]
-"""By policy; one for each of PRIORS where it has a prior."""
+"""By policy; one for each of PRIORS where it has a prior, and for each of HINDSIGHT under "fixed"."""
 
 
 def goodputs(gaps: Gaps, setting: Setting, *, ceiling: bool = True) -> Goodputs:
@@ -51,6 +51,7 @@ def goodputs(gaps: Gaps, setting: Setting, *, ceiling: bool = True) -> Goodputs:
     young = young_interval_seconds(setting.stall, setting.mtbf)
     hindsight = goodput_fixed(gaps, setting, young * HINDSIGHT)
     return {
+        "fixed": tuple(map(float, hindsight)),
         "hindsight": (float(hindsight.max()),),
         "tuner": tuple(goodput_tuner(gaps, setting, prior) for prior in PRIORS),
         **({"with_ceiling": (goodput_tuner(gaps, setting, PRIORS[1], Limits()),)} if ceiling else {}),
