@@ -73,6 +73,10 @@ def test_intervals_are_whole_steps() -> None:
     assert slow["interval_steps"] == math.ceil(3599 / 7)
 
 
+def test_a_save_is_not_advised_before_the_last_one_can_be_restored() -> None:
+    assert found("--stall", "1s", "--durable", "1h", "--mtbf", "10h")["interval_seconds"] == 3599.0
+
+
 def test_the_size_of_a_cluster_gives_its_failure_rate() -> None:
     numbers = found("--stall", "30s", "--gpus", "1024")
     assert numbers["mtbf_seconds"] == pytest.approx(86400 / (128 * FAILURES_PER_NODE_DAY))

@@ -101,6 +101,8 @@ def test_sources_are_merged_in_the_order_of_time_and_do_not_disturb_each_other()
     assert lost == alone[: len(lost)]
     assert sum(survives for _, _, survives in alone) / 2000 == pytest.approx(0.25, abs=0.04)
     assert all(survives for _, cause, survives in both if cause == "signal")
+    alike = list(itertools.islice(merged(nodes, nodes), 1000))
+    assert len({one[0] for one in alike}) == 1000
 
 
 def test_the_same_seed_gives_the_same_failures_and_another_one_others() -> None:
