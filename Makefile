@@ -4,7 +4,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.installed-$(shell cksum < pyproject.toml | tr -d ' ')
 
-.PHONY: setup demo test test-slow check chaos-deaths bench bench-recovery bench-failures bench-replicas bench-persist bench-planning bench-cadence clean
+.PHONY: setup demo test test-slow check chaos-deaths bench bench-recovery bench-failures bench-replicas bench-persist bench-planning bench-cadence bench-simulator clean
 
 setup: $(STAMP)
 
@@ -57,6 +57,10 @@ bench-planning: $(STAMP)
 # How good the tuner is; ARGS="--traces DIR" scores a folder of failure traces instead.
 bench-cadence: $(STAMP)
 	$(BIN)/python tests/benchmarks/cadence.py $(ARGS)
+
+# How fast the simulator is; ARGS=--real: a real run with kills beside it.
+bench-simulator: $(STAMP)
+	$(BIN)/python tests/benchmarks/simulator.py $(ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
