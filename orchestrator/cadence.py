@@ -154,7 +154,7 @@ class Cadence:
             self._tuner.saved(
                 "durable",
                 stall_seconds=entry.get("stall_seconds", 0.0),
-                durable_seconds=entry["commit_seconds"],
+                durable_seconds=entry.get("copy_seconds", 0.0) + entry["commit_seconds"],  # since the boundary
                 interference_seconds=max(0.0, entry.get("interference_seconds", 0.0)),
             )
         elif kind == "save_failed" and entry["final"]:

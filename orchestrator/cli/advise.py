@@ -85,7 +85,7 @@ def advise(
     cost = SaveCost(
         stall_seconds=_stall(stall, costs, run),
         durable_seconds=_seconds("--durable", durable, _median(costs.durable_seconds)),
-        interference_seconds=_seconds("--interference", interference, None),
+        interference_seconds=_seconds("--interference", interference, _median(costs.interference_seconds)),
     )
     restart_seconds = _seconds("--restart", restart, _median(costs.restarts_from("checkpoint")))
     missed = rate.missed if memory_misses is None else memory_misses

@@ -2,6 +2,7 @@
 
 - stall: of each committed save, on the slowest rank. - durable: from a save's step boundary until it was committed,
 reading back included: from then on it could be restored. - copied: until its snapshot was complete in memory.
+- interference: by how much steps were slower in all while the save was written.
 - step: of the training, as the ledger says, else from the time between two commits of a generation.
 - restart: from a failure until the last rank had finished a step, less that step, by where the state came from.
 """
@@ -19,6 +20,7 @@ class RunCosts:
 
     stall_seconds: list[float] = field(default_factory=list)
     durable_seconds: list[float] = field(default_factory=list)
+    interference_seconds: list[float] = field(default_factory=list)
     copied_seconds: list[float] = field(default_factory=list)
     restart_seconds: dict[str, list[float]] = field(default_factory=dict)
     step_seconds: float | None = None
@@ -62,8 +64,8 @@ class _Reader:
                 self._nodes.add(entry["node"])
             case "first_step":
                 self._first_step(entry)
-            case "snapshot_every":
-                self.costs.step_seconds = entry["step_seconds"]
+            case "cadence":
+                self.costs.step_seconds = entry["inputs"]["step_seconds"]
             case "commit":
                 self._commit(entry)
             case "failure":
@@ -91,6 +93,7 @@ class _Reader:
         costs.stall_seconds.append(entry["stall_seconds"])
         costs.copied_seconds.append(entry["copy_seconds"])
         costs.durable_seconds.append(entry["copy_seconds"] + entry["commit_seconds"])
+        costs.interference_seconds.append(entry.get("interference_seconds", 0.0))
         costs.bytes = entry["bytes"]
         last, self._last_commit = self._last_commit, entry
         if last is not None and last["generation"] == entry["generation"] and entry["step"] > last["step"]:

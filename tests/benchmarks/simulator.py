@@ -110,7 +110,7 @@ def real_run(storage: Path, kills: int, seed: int) -> None:
         train_loop_config={"steps": steps},
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(name="run", storage_path=str(storage)),
-        recovery=RecoveryConfig(save_every_steps=SAVE_EVERY, snapshot_every_steps=None, failpoints=arms),
+        recovery=RecoveryConfig(cadence=SAVE_EVERY, snapshot_every_steps=None, failpoints=arms),
     ).fit()
     ray.shutdown()
 

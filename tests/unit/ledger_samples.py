@@ -23,8 +23,9 @@ def write_ledger(run_dir: Path, *, failures: int, up_seconds: float) -> None:
             add("first_step", at + 2.5, generation=number, rank=rank, step=1, at_step=at + 2.5)
         for step in (10, 20):
             seconds = {"snapshot_at": at + 2.5 + step * 0.5 + 1.0, "copy_seconds": 1.0, "stall_seconds": 0.5}
-            add("commit", at + 30, generation=number, step=step, commit_seconds=2.0, bytes=1000, **seconds)
-        add("snapshot_every", at + 31, steps=10, step_seconds=0.5)
+            seconds |= {"commit_seconds": 2.0, "interference_seconds": 0.25}
+            add("commit", at + 30, generation=number, step=step, bytes=1000, **seconds)
+        add("cadence", at + 31, tier="durable", interval_steps=10, inputs={"step_seconds": 0.5})
         at += up_seconds
         if number <= failures:
             add("failure", at, generation=number, rank=0, cause="signal", failed_at=at, step=20)

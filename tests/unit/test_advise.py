@@ -152,6 +152,7 @@ def test_a_runs_ledger_gives_costs_and_failures(tmp_path: Path) -> None:
     write_ledger(tmp_path, failures=40, up_seconds=1000.0)
     numbers = found("--run", str(tmp_path))
     assert numbers["inputs"]["durable"]["cost"]["stall_seconds"] == 0.5
+    assert numbers["inputs"]["durable"]["cost"]["interference_seconds"] == 0.25
     assert numbers["inputs"]["durable"]["cost"]["durable_seconds"] == 3.0
     assert numbers["inputs"]["memory"]["restart_seconds"] == pytest.approx(2.0)
     assert numbers["inputs"]["step_seconds"] == 0.5

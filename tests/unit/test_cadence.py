@@ -104,7 +104,7 @@ def test_a_measured_save_leads_to_a_decision_that_is_told_to_the_ranks_and_logge
     (decision,) = rig.decisions("durable")
     assert decision["inputs"]["cost"] == {
         "stall_seconds": 0.02,
-        "durable_seconds": 1.0,
+        "durable_seconds": 1.04,
         "interference_seconds": pytest.approx(0.3),
     }
     assert decision["inputs"]["step_seconds"] == pytest.approx(STEP_SECONDS)

@@ -48,7 +48,7 @@ def test_a_restart_ends_with_the_last_ranks_first_step_and_that_step_is_not_part
             generation(1, "fresh"),
             first_step(0, 1.0),
             first_step(1, 1.1),
-            {"kind": "snapshot_every", "at": 2.0, "step_seconds": 0.2},
+            {"kind": "cadence", "at": 2.0, "inputs": {"step_seconds": 0.2}},
             failure(10.0),
             generation(2, "memory"),
             first_step(1, 11.0),
