@@ -129,10 +129,11 @@ class RankMemory:
             self._retire(slot)
         for slot in slots:
             slot.resume()  # HELD by a keeper that is dead: nobody is writing it now
-        # Whether these were due to be written is not known; one too many does no harm.
+        # Whether these were due to be written is not known; one too many does no harm. In the order of time, as a rank
+        # tells of its snapshots: an older one that came later would count as not taken.
         return [
             self._await(Held(rank=self.rank, key=(slot.generation, slot.step), slot=slot, at=time.time(), durable=True))
-            for slot in slots
+            for slot in sorted(slots, key=lambda slot: (slot.generation, slot.step))
             if slot.state is SlotState.COMPLETE and not fresh
         ]
 

@@ -616,6 +616,24 @@ def test_a_keeper_that_comes_back_takes_the_slots_over_and_tells_what_is_in_them
     again.close()
 
 
+def test_a_keeper_that_comes_back_tells_of_snapshots_in_the_order_of_time_wherever_they_lie(node: Node) -> None:
+    rank = node.rank()
+    rank.give_slots()
+    slots = [rank.snapshot(step=20), rank.snapshot(step=21)]
+    for _ in slots:
+        node.link.wait_for(Snapshotted)
+    slots[0].release()
+    assert rank.snapshot(step=22) is slots[0]
+    node.link.wait_for(Snapshotted)
+    node.close()
+    node.start()
+    again = node.rank()
+    again.slots = rank.slots
+    again.hand_over()
+    assert [node.link.wait_for(Snapshotted).snapshot.step for _ in slots] == [21, 22]
+    again.close()
+
+
 def test_a_keeper_introduces_itself_with_its_snapshots_their_last_attempts_and_its_receipts(node: Node) -> None:
     rank = node.rank()
     rank.give_slots()
