@@ -47,6 +47,7 @@ def tensor_digests(run_dir: Path, name: str) -> list[str]:
     return [digest for (tensor, _), digest in sorted(digests.items()) if tensor.endswith(name)]
 
 
+@pytest.mark.slow
 def test_each_rank_of_a_ddp_loop_gets_its_own_batchnorm_statistics_back(tmp_path: Path) -> None:
     attacked, calm = train_twice(tmp_path, loop_kinds.ddp_loop, {27: 20})
     statistics = tensor_digests(attacked, "norm.running_mean")
