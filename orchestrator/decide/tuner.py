@@ -127,10 +127,6 @@ class Tuner:
         memory: bool = True,
         memory_misses: Mapping[Domain, float] = MISSES_ALONE,
     ) -> None:
-        if memory and (len({*memory_misses.values(), 0.0}) == 1 or len({*memory_misses.values(), 1.0}) == 1):
-            raise ValueError(
-                f"memory_misses is {memory_misses!r}; each tier has to be what some failure is restored from"
-            )
         self.rates = rates
         self._limits = limits or Limits()
         self._parts: _Parts = _parts(memory_misses) if memory else {"durable": [(None, 1.0)]}
@@ -324,8 +320,8 @@ class _Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """A decision in the making: what it may turn out to be, before it is compared with what holds. `least_seconds`: of
-    the bounds that bit."""
+    """A decision in the making: what it may turn out to be, before it is compared with what holds. `bounds`: of those
+    that bit, the interval that each asks for."""
 
     model: Tier
     best_seconds: float

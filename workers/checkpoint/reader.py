@@ -106,7 +106,7 @@ class CheckpointReader:
         self._own = self.manifest.shards[rank]
         self._compared: dict[int, memoryview] = {}  # by rank, shards that were compared as a whole
         self._parts: dict[str, list[tuple[ShardRecord, TensorRecord]]] = {}
-        # Own shard first: of equal parts that several ranks wrote, the one already in memory is taken.
+        # Own shard first: of equal parts that several ranks wrote, its own is taken.
         for shard in (self._own, *self.manifest.shards):
             for record in shard.tensors:
                 known = self._parts.setdefault(record.name, [])
