@@ -26,6 +26,7 @@ from orchestrator.decide.tuner import (
     Tuner,
 )
 from orchestrator.observe.ledger import Ledger, read_ledger
+from orchestrator.observe.restarts import Restarts
 from workers.keeper_messages import HeldSnapshot
 from workers.messages import Command, RankPulse, SaveEvery
 
@@ -63,9 +64,7 @@ class Cadence:
         self._tuner: Tuner | None = None
         self._slowdown = Slowdown()
         self._generation = self._ranks = 0
-        self._source: TierName = "durable"
-        self._failed_at: float | None = None
-        self._first_steps: dict[int, float] = {}
+        self._restarts = Restarts()
         self._sets: dict[tuple[int, int], dict[int, HeldSnapshot]] = {}
         for entry in read_ledger(ledger.path):
             self._take(entry)
@@ -135,18 +134,12 @@ class Cadence:
         if self._history is None or self._tuner is None:
             return
         self._history.take(entry)
+        if restart := self._restarts.take(entry):
+            from_memory = restart.source == "memory" and self._has_memory
+            self._tuner.restarted("memory" if from_memory else "durable", restart.seconds)
         if kind == "generation":
             self._generation, self._ranks = int(entry["generation"]), int(entry["ranks"])
-            self._source = "memory" if entry["source"] == "memory" and self._has_memory else "durable"
-            self._first_steps.clear()
             self._slowdown.ended()
-        elif kind == "failure":
-            self._failed_at = float(entry["failed_at"])
-        elif kind == "first_step" and entry["generation"] == self._generation:
-            self._first_steps[entry["rank"]] = float(entry["at_step"])
-            if self._failed_at is not None and len(self._first_steps) == self._ranks:
-                self._tuner.restarted(self._source, max(self._first_steps.values()) - self._failed_at)
-                self._failed_at = None
         elif kind == "snapshot":
             self._slowdown.begun()
         elif kind == "commit":

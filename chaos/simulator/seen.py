@@ -14,6 +14,7 @@ def with_costs_seen(job: Job, costs: RunCosts) -> Job:
     durable = replace(
         job.durable,
         stall=_seen(costs.stall_seconds, job.durable.stall),
+        interference=_seen(costs.interference_seconds, job.durable.interference),
         durable=_seen(costs.durable_seconds, job.durable.durable),
         restart=_seen(costs.restarts_from("checkpoint"), job.durable.restart),
     )

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.observe.restarts import Restarts
+
 
 @dataclass(slots=True, kw_only=True)
 class RunCosts:
@@ -43,34 +45,27 @@ def run_costs(entries: Iterable[Mapping[str, Any]]) -> RunCosts:
 
 @dataclass(slots=True)
 class _Reader:
-    """Between entries: where the newest generation's state came from, when the failure before it came, the first steps
-    of its ranks, its newest commit; all nodes so far, and what steps took between commits."""
+    """Between entries: the newest generation's newest commit; all nodes so far, and what steps took between commits."""
 
     costs: RunCosts = field(default_factory=RunCosts)
-    _source: str = "fresh"
-    _failed_at: float | None = None
+    _restarts: Restarts = field(default_factory=Restarts)
     _nodes: set[str] = field(default_factory=set)
-    _first_steps: dict[int, float] = field(default_factory=dict)
     _last_commit: Mapping[str, Any] | None = None
     _steps: list[float] = field(default_factory=list)
 
     def add(self, entry: Mapping[str, Any]) -> None:
+        if restart := self._restarts.take(entry):
+            self.costs.restart_seconds.setdefault(restart.source, []).append(restart.seconds)
         match entry["kind"]:
             case "generation":
-                self.costs.ranks, self._source = entry["ranks"], entry["source"]
-                self._first_steps.clear()
+                self.costs.ranks = entry["ranks"]
                 self._last_commit = None
             case "agent":
                 self._nodes.add(entry["node"])
-            case "first_step":
-                self._first_step(entry)
             case "cadence":
                 self.costs.step_seconds = entry["inputs"]["step_seconds"]
             case "commit":
                 self._commit(entry)
-            case "failure":
-                # Of failures that follow each other without a step between them, the first one took the run down.
-                self._failed_at = entry["failed_at"] if self._failed_at is None else self._failed_at
 
     def finish(self) -> RunCosts:
         costs = self.costs
@@ -80,13 +75,6 @@ class _Reader:
         for source, seconds in costs.restart_seconds.items():
             costs.restart_seconds[source] = [max(0.0, one - (costs.step_seconds or 0.0)) for one in seconds]
         return costs
-
-    def _first_step(self, entry: Mapping[str, Any]) -> None:
-        self._first_steps[entry["rank"]] = entry["at_step"]
-        if self._failed_at is not None and len(self._first_steps) == self.costs.ranks:
-            seconds = max(self._first_steps.values()) - self._failed_at
-            self.costs.restart_seconds.setdefault(self._source, []).append(seconds)
-            self._failed_at = None
 
     def _commit(self, entry: Mapping[str, Any]) -> None:
         costs = self.costs

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.observe.restarts import Restarts
+
 
 @dataclass(slots=True)
 class Summary:
@@ -41,9 +43,8 @@ class Summary:
     unprotected_since: float | None = None
     last_at: float | None = None
     _restored_step: int = 0
-    _failed_at: float | None = None
     _failed_step: int | None = None
-    _first_steps: dict[int, float] = field(default_factory=dict)
+    _restarts: Restarts = field(default_factory=Restarts)
 
     @property
     def protected_to(self) -> str:
@@ -62,13 +63,15 @@ class Summary:
         self.last_at = entry.get("at", self.last_at)
         if isinstance(entry.get("step"), int):
             self.step = max(self.step, entry["step"])
+        if restart := self._restarts.take(entry):
+            self.recovery_seconds.append(restart.seconds)
         match entry["kind"]:
             case "coordinator":
                 self.drivers.add(entry["driver"])
             case "generation":
                 self._generation(entry)
             case "first_step":
-                self._first_step(entry)
+                self.state = "training"
             case "commit" if entry["generation"] < self.generation and entry["step"] > self._restored_step:
                 pass  # too late: the run had gone on without it
             case "commit":
@@ -89,7 +92,7 @@ class Summary:
                 self.state = "recovering"
                 self.failures[entry["cause"]] += 1
                 self.last_failure = entry
-                self._failed_at, self._failed_step = entry["failed_at"], entry["step"]
+                self._failed_step = entry["step"]
             case "skip":
                 self.batches_skipped += len(entry["batches"])
             case "quarantine":
@@ -102,20 +105,12 @@ class Summary:
                 self.state, self.stop_reason = "stopped", entry["reason"]
 
     def _generation(self, entry: dict[str, Any]) -> None:
-        self.state = "recovering" if self._failed_at is not None else "starting"
+        self.state = "recovering" if self._restarts.under_way else "starting"
         self.generation, self.ranks, self.stop_reason = entry["generation"], entry["ranks"], None
         self._restored_step, self.source = entry["restored_step"], entry.get("source")
-        self._first_steps.clear()
         if self._failed_step is not None:
             self.lost_steps += max(0, self._failed_step - entry["restored_step"])
             self._failed_step = None
-
-    def _first_step(self, entry: dict[str, Any]) -> None:
-        self.state = "training"
-        self._first_steps[entry["rank"]] = entry["at_step"]
-        if self._failed_at is not None and len(self._first_steps) == self.ranks:
-            self.recovery_seconds.append(max(self._first_steps.values()) - self._failed_at)
-            self._failed_at = None
 
 
 def summarize(entries: Iterable[dict[str, Any]]) -> Summary:

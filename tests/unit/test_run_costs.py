@@ -11,8 +11,8 @@ def generation(number: int, source: str, ranks: int = 2) -> dict[str, Any]:
     return {"kind": "generation", "at": 0.0, "generation": number, "ranks": ranks, "source": source}
 
 
-def first_step(rank: int, at: float) -> dict[str, Any]:
-    return {"kind": "first_step", "at": at, "rank": rank, "at_step": at}
+def first_step(number: int, rank: int, at: float) -> dict[str, Any]:
+    return {"kind": "first_step", "at": at, "generation": number, "rank": rank, "at_step": at}
 
 
 def commit(number: int, step: int, copied_at: float, stall: float = 0.5) -> dict[str, Any]:
@@ -46,18 +46,18 @@ def test_a_restart_ends_with_the_last_ranks_first_step_and_that_step_is_not_part
     costs = run_costs(
         [
             generation(1, "fresh"),
-            first_step(0, 1.0),
-            first_step(1, 1.1),
+            first_step(1, 0, 1.0),
+            first_step(1, 1, 1.1),
             {"kind": "cadence", "at": 2.0, "inputs": {"step_seconds": 0.2}},
             failure(10.0),
             generation(2, "memory"),
-            first_step(1, 11.0),
-            first_step(0, 11.4),
+            first_step(2, 1, 11.0),
+            first_step(2, 0, 11.4),
             failure(20.0),
             failure(22.0),
             generation(3, "checkpoint"),
-            first_step(0, 25.0),
-            first_step(1, 24.0),
+            first_step(3, 0, 25.0),
+            first_step(3, 1, 24.0),
         ]
     )
     assert costs.step_seconds == 0.2
