@@ -2,7 +2,10 @@
 
 import mmap
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +53,26 @@ def test_nothing_stays_mapped(descriptor: int) -> None:
 
     huge_pages.back(descriptor, 4 * HUGE_PAGE_BYTES)
     assert mapped() == 0
+
+
+def test_what_a_process_has_is_as_it_was_after_it_was_put_into_huge_pages() -> None:
+    code = (
+        "import os\n"
+        "from workers.checkpoint.huge_pages import gather_private\n"
+        "blocks = [os.urandom(1000) for _ in range(20_000)]\n"
+        "expected = hash(b''.join(blocks))\n"
+        "def huge():\n"
+        "    lines = open('/proc/self/smaps_rollup').read().splitlines()\n"
+        "    return next(int(line.split()[1]) for line in lines if line.startswith('AnonHugePages'))\n"
+        "before = huge()\n"
+        "gather_private()\n"
+        "assert hash(b''.join(blocks)) == expected\n"
+        "print(before, huge())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    before, after = map(int, done.stdout.split())
+    chosen = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="ascii")
+    assert after > before or "[never]" in chosen
 
 
 def test_anonymous_memory_is_whole_huge_pages_and_writable() -> None:
