@@ -60,8 +60,11 @@ class SnapshotWriter:
     def check_memory(self, state: TrainingState) -> None:
         """Refuse to train if the snapshots could not fit beside it; raises EnvironmentProblem with the numbers."""
         orders = self._orders
+        held = self._connect_and_adopt()
+        if len(held) >= orders.snapshot_slots:
+            return  # an earlier generation's: they fit
         copies = _COPIES_KEPT if self._copied() else 0
-        held_bytes = sum(slot.capacity for slot in self._connect_and_adopt())
+        held_bytes = sum(slot.capacity for slot in held)
         need = Need(
             image_bytes=state.bytes_estimate(),
             slots=orders.snapshot_slots,
