@@ -5,10 +5,9 @@
 
 - year: the CPU seconds of one run of docs/scenarios/llama3-16384.toml over a year, for the tuner and for a fixed
   interval. - seeds: the wall seconds of a month of it under the fixed interval, in as many processes as there are CPUs.
-- real: two ranks train on a local Ray, in steps that sleep, and kill themselves at steps that a seed draws, none of
-  them next to a save: whether one at its very boundary counts is decided by milliseconds. The simulator gets the same
-  failure times, and the costs that the run's ledger shows; goodput of both is the training of all steps over the time
-  from the first step until the last one. Takes two minutes.
+- real: two ranks train on a local Ray, in steps that sleep, and one or the other is killed at moments that a seed draws.
+  The simulator gets the same failure times, and the costs that the run's ledger shows; goodput of both is the training
+  of all steps over the time from the first step until the last one. Takes two minutes.
 """
 
 import argparse
@@ -16,10 +15,12 @@ import itertools
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,6 +40,7 @@ from chaos.simulator.policies import Every, build
 from chaos.simulator.scenario import Scenario, read_scenario
 from chaos.simulator.seen import with_costs_seen
 from orchestrator.observe.costs import run_costs
+from orchestrator.observe.ledger import LEDGER_FILE, read_ledger
 
 SCENARIO = Path(__file__).parents[2] / "docs" / "scenarios" / "llama3-16384.toml"
 YEAR_SECONDS = 365 * 86400.0
@@ -47,6 +49,8 @@ FIXED = "15min"
 STEP_SECONDS = 0.1
 SAVE_EVERY = 10
 STEPS_BETWEEN_KILLS = 40
+POLL_SECONDS = 0.05
+DEADLINE_SECONDS = 60.0
 
 
 def speed(seeds: int, told: Callable[[int], None]) -> dict[str, Any]:
@@ -96,23 +100,38 @@ def real_run(storage: Path, kills: int, seed: int) -> None:
     from ray.train import RunConfig, ScalingConfig
 
     from orchestrator import RecoveryConfig, SupervisedTrainer
-    from workers.failpoint import Arm
 
-    rng = random.Random(seed)
-    steps = STEPS_BETWEEN_KILLS * (kills + 1)
-    at = sorted(
-        rng.sample([step for step in range(SAVE_EVERY, steps) if 1 < step % SAVE_EVERY < SAVE_EVERY - 1], kills)
-    )
-    arms = tuple(Arm(id=f"kill-{step}", point="step.end", when={"rank": step % 2, "step": step}) for step in at)
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=str(storage / "ray"))
-    SupervisedTrainer(
+    trainer = SupervisedTrainer(
         loop,
-        train_loop_config={"steps": steps},
+        train_loop_config={"steps": STEPS_BETWEEN_KILLS * (kills + 1)},
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(name="run", storage_path=str(storage)),
-        recovery=RecoveryConfig(cadence=SAVE_EVERY, snapshot_every_steps=None, failpoints=arms),
-    ).fit()
+        recovery=RecoveryConfig(cadence=SAVE_EVERY, snapshot_every_steps=None),
+    )
+    killer = threading.Thread(target=kill_ranks, args=(trainer, kills, random.Random(seed)), daemon=True)
+    killer.start()
+    trainer.fit()
     ray.shutdown()
+
+
+def kill_ranks(trainer: Any, kills: int, rng: random.Random) -> None:
+    """Each one a while after training has gone on from the one before."""
+    for generation in range(1, kills + 1):
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not in_training(trainer, generation):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"generation {generation} did not train")
+            time.sleep(POLL_SECONDS)
+        time.sleep(rng.uniform(0, 2 * STEPS_BETWEEN_KILLS * STEP_SECONDS))
+        os.kill(trainer.status()["ranks"][rng.randrange(2)]["pid"], signal.SIGKILL)
+
+
+def in_training(trainer: Any, generation: int) -> bool:
+    path = trainer.run_dir / LEDGER_FILE
+    entries = read_ledger(path) if path.exists() else []
+    first = {one["rank"] for one in entries if one["kind"] == "first_step" and one["generation"] == generation}
+    return len(first) == 2
 
 
 def beside_real(kills: int, seed: int) -> dict[str, Any]:
