@@ -5,7 +5,7 @@
 
 - year: the CPU seconds of one run of docs/scenarios/llama3-16384.toml over a year, for the tuner and for a fixed
   interval. - seeds: the wall seconds of a month of it under the fixed interval, in as many processes as there are CPUs.
-- real: two ranks train on a local Ray, in steps that sleep, and one or the other is killed at moments that a seed draws.
+- real: two ranks train on a local Ray, in steps that sleep, and one of them is killed at moments that a seed draws.
   The simulator gets the same failure times, and the costs that the run's ledger shows; goodput of both is the training
   of all steps over the time from the first step until the last one. Takes two minutes.
 """
