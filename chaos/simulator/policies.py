@@ -44,9 +44,9 @@ class Every:
     def restarted(self, tier: TierName, seconds: float) -> None: ...
 
 
-_ASKED_AGAIN_AFTER = 0.1
+_ASKED_AGAIN_AFTER = 0.2
 """Production asks its tuner after each save. Between two failures nothing but time passes, so here it is asked once a
-tenth of the mean time between failures has passed, or later where the tuner says so: goodput is the same to 1e-4."""
+fifth of the mean time between failures has passed, or later where the tuner says so: goodput is the same to 3e-4."""
 
 
 class Auto:

@@ -5,8 +5,8 @@ believed at once, though only as `_LEAP_MAX` times the value before at most, unt
 one is as before it, it was an outlier, and what held before holds again.
 """
 
-import statistics
 from collections import deque
+from collections.abc import Iterable
 
 _SAMPLES = 16
 _JUMP = 3.0
@@ -20,11 +20,12 @@ class Measure:
     def __init__(self, floor: float = 1e-3) -> None:
         self._floor = floor
         self._samples: deque[float] = deque(maxlen=_SAMPLES)
+        self._usual: float | None = None
         self._doubtful: float | None = None
         self.value: float | None = None
 
     def add(self, sample: float) -> None:
-        usual = statistics.median(self._samples) if self._samples else None
+        usual = self._usual
         if usual is None or not self._far(sample, usual):
             self._samples.append(sample)
             self._doubtful = None
@@ -34,7 +35,7 @@ class Measure:
             self._samples.clear()
             self._samples.extend((self._doubtful, sample))
             self._doubtful = None
-        self.value = statistics.median(self._samples)
+        self.value = self._usual = _median(self._samples)
         if self._doubtful is not None:
             low, high = self.value / _LEAP_MAX, max(self.value, self._floor) * _LEAP_MAX
             self.value = min(max(self._doubtful, low), high)
@@ -42,3 +43,10 @@ class Measure:
     def _far(self, one: float, other: float) -> bool:
         low, high = sorted((max(one, self._floor), max(other, self._floor)))
         return high > _JUMP * low
+
+
+def _median(samples: Iterable[float]) -> float:
+    # Of few numbers, and a million times in a simulation: `statistics.median` takes three times as long.
+    ordered = sorted(samples)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
