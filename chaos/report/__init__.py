@@ -1,5 +1,6 @@
 """What a chaos run leaves for people and machines: report.json, junit.xml and report.html, from the same verdicts."""
 
+from chaos.report.from_ledger import run_timeline
 from chaos.report.timeline import Lane, Mark, MarkKind, Span, SpanKind, Timeline
 from chaos.report.write import HTML_FILE, JSON_FILE, JUNIT_FILE, write_report
 
@@ -13,5 +14,6 @@ __all__ = [
     "Span",
     "SpanKind",
     "Timeline",
+    "run_timeline",
     "write_report",
 ]
