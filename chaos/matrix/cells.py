@@ -57,6 +57,11 @@ class Cell:
         return next(point.process for point in POINTS if point.name == self.point)
 
     @property
+    def keep_last(self) -> int:
+        """How many checkpoints stay: all, so that each can be judged, unless deleting is what is attacked."""
+        return 2 if self.point.startswith("retention.") else 50
+
+    @property
     def victim_rank(self) -> int | None:
         """The rank that is named in `victim`."""
         return None if self.victim == "coordinator" else int(self.victim.rpartition(" ")[2])

@@ -38,7 +38,6 @@ from workers.wire import Channel, channel_pair
 
 RUN_DIR = "run"
 DEADLINE_SECONDS = 60.0
-KEEP_LAST = 2
 _POLL_MILLISECONDS = 10
 _SECRET = b"of nobody's interest: one machine, one run, some milliseconds"
 
@@ -126,7 +125,7 @@ class Host:
         recovery = RecoveryConfig(
             cadence=None,
             snapshot_every_steps=None,
-            keep_last=KEEP_LAST,
+            keep_last=self._cell.keep_last,
             replicate_snapshots=False,
             hang_seconds_min=None,
             save_timeout_seconds=DEADLINE_SECONDS / 2,
@@ -234,7 +233,7 @@ class Host:
 
 
 def _ended() -> list[tuple[int, int]]:
-    found = []
+    found: list[tuple[int, int]] = []
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -255,7 +254,7 @@ def _coordinator(config: CoordinatorConfig, address: str, nodes: tuple[str, ...]
 
 
 def _keeper(config: CoordinatorConfig, address: str, node: str) -> None:
-    keeper.Link = SocketLink  # type: ignore[misc]
+    vars(keeper).update(Link=SocketLink)
     keeper.Keeper(
         run=config.run,
         driver=config.driver,

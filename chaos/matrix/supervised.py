@@ -33,7 +33,6 @@ from workers.failpoint import Arm
 
 _STEPS = 24
 _SAVE_EVERY = 2
-_KEEP_LAST = 2
 _POLL_SECONDS = 0.02
 _BATCH_PER_RANK = 4
 
@@ -76,7 +75,7 @@ def _try(cell: Cell, directory: Path, *, seed: int, reference: Digests, replay: 
             error = f"{type(problem).__name__}: {problem}"
     ledger = read_ledger(run_dir / LEDGER_FILE)
     told = [entry for entry in ledger if entry["kind"] == "commit"]
-    seen = look(run_dir, told, keep_last=_KEEP_LAST, steps=_STEPS, reference=reference, finished=not error)
+    seen = look(run_dir, told, keep_last=cell.keep_last, steps=_STEPS, reference=reference, finished=not error)
     marker = run_dir / "faults" / f"{cell.fault_id}.json"
     story = "; ".join(seen.restored)
     if seen.broken:
@@ -110,7 +109,9 @@ def _trainer(cell: Cell, directory: Path, seed: int, arms: tuple[Arm, ...]) -> S
         train_loop_config={"seed": seed, "steps": _STEPS, "global_batch_size": _BATCH_PER_RANK * size},
         scaling_config=ScalingConfig(num_workers=size),
         run_config=RunConfig(name="run", storage_path=str(directory)),
-        recovery=RecoveryConfig(cadence="auto" if _tunes(cell) else _SAVE_EVERY, keep_last=_KEEP_LAST, failpoints=arms),
+        recovery=RecoveryConfig(
+            cadence="auto" if _tunes(cell) else _SAVE_EVERY, keep_last=cell.keep_last, failpoints=arms
+        ),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from chaos.matrix.agents import acknowledged
 from chaos.matrix.cells import Cell
-from chaos.matrix.host import KEEP_LAST, RUN_DIR, Host, fired
+from chaos.matrix.host import RUN_DIR, Host, fired
 from chaos.matrix.job import STEPS
 from chaos.matrix.judge import Digests, final_digests, look
 from chaos.verdict import Outcome, Verdict
@@ -43,7 +43,7 @@ def try_cell(
     seen = look(
         directory / RUN_DIR,
         acknowledged(directory),
-        keep_last=KEEP_LAST,
+        keep_last=cell.keep_last,
         steps=STEPS,
         reference=reference,
         finished=not ran.error,
