@@ -219,7 +219,12 @@ class RunArchive:
         try:
             # A commit that goes on meanwhile is not to take this file for another driver's.
             with self._creating:
-                self._store.create_exclusive(_generation_path(record.number), generation_bytes(record))
+                self._store.create_exclusive(
+                    _generation_path(record.number),
+                    generation_bytes(record),
+                    points="generation",
+                    context={"generation": record.number, "step": record.restored_step},
+                )
                 self._created = max(self._created, record.number)
         except FileExistsError:
             raise Fenced(_fenced(record.number, record.number)) from None
@@ -280,7 +285,7 @@ class RunArchive:
         content = seal({"checkpoint": name, "reason": reason, "at": float(self._clock())})
         self._store.make_dir(QUARANTINE_DIR)
         try:
-            self._store.create_exclusive(_quarantine_path(name), content)
+            self._store.create_exclusive(_quarantine_path(name), content, points="quarantine")
         except FileExistsError:
             return
 
@@ -296,12 +301,14 @@ class RunArchive:
             self._store.rename(source, target)
         except FileNotFoundError:
             return True
+        failpoint.hit("retention.check", generation=my_generation)
         # A driver that began meanwhile either sees that it is gone, or is seen here.
         if self._highest_number() > my_generation:
             self._store.rename(target, source)
             return False
         failpoint.hit("retention.unlink", generation=my_generation)
         self._store.remove_tree(target)
+        failpoint.hit("retention.done", generation=my_generation)
         return True
 
     def empty_trash(self, *, my_generation: int) -> bool:

@@ -27,6 +27,7 @@ from orchestrator.decide.tuner import (
 )
 from orchestrator.observe.ledger import Ledger, read_ledger
 from orchestrator.observe.restarts import Restarts
+from workers import failpoint
 from workers.keeper_messages import HeldSnapshot
 from workers.messages import Command, RankPulse, SaveEvery
 
@@ -180,6 +181,7 @@ class Cadence:
 
     def _order(self, decision: IntervalDecision, at: float) -> None:
         assert self._tuner is not None and decision.interval_steps is not None
+        failpoint.hit("cadence.decide", tier=decision.tier, generation=self._generation)
         self._steps[decision.tier] = decision.interval_steps
         for bound in decision.bounds:
             if bound.name == "overhead" and bound.goodput_cost_ratio > _DEAR_CEILING:

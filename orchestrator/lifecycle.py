@@ -31,6 +31,7 @@ from orchestrator.roster import KeeperRoster
 from orchestrator.rounds import Rounds
 from orchestrator.save_at_once import SaveAtOnce
 from orchestrator.saves import Saves
+from workers import failpoint
 from workers.data.course import BatchId
 from workers.errors import Fenced, LastgoodError, TrainingDiverged, TrainingFailed
 from workers.keeper_messages import EndGeneration
@@ -204,6 +205,7 @@ class Lifecycle:
         self.ledger.append("quarantine", checkpoint=checkpoint, reason=reason)
 
     def _start_ranks(self, decision: rv.StartRanks) -> None:
+        failpoint.hit("generation.start", generation=decision.generation)
         members = self.rendezvous.members
         restore = self.copying.restore_order(self.record, self._memory) if self.record else None
         self.keepers.placed(decision.generation, {rank: member.joined.node for rank, member in members.items()})
@@ -254,6 +256,7 @@ class Lifecycle:
 
     async def _judge(self, failure: Failure) -> None:
         """Write down why the generation ended, and go on or stop."""
+        failpoint.hit("generation.judge", generation=failure.generation)
         failure = self.handover.judged(failure)
         entry = {
             **recovery.describe(failure),

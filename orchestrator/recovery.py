@@ -18,6 +18,7 @@ from orchestrator.decide.probation import Probation
 from orchestrator.observe.ledger import read_ledger
 from orchestrator.observe.report import StopReport
 from orchestrator.outcome import Outcome
+from workers import failpoint
 from workers.data.course import BatchId
 from workers.errors import Fenced
 
@@ -79,6 +80,7 @@ def create_generation(
     Fenced if another driver has taken over.
     """
     for _ in range(_TRIES_MAX):
+        failpoint.hit("restore.choose", reason=reason)
         selection = archive.select(committed, suspects=suspects, memory=memory)
         choice, scan = selection.choice, selection.scan
         for name, why in selection.newly_quarantined.items():

@@ -148,6 +148,7 @@ class Saves:
         self._carry_out(self._machine.memory_dropped(generation, step, reason=reason, at=_now()))
 
     def persisted(self, event: ShardPersisted) -> None:
+        failpoint.hit("receipt.known", rank=event.rank, step=event.step, generation=event.generation)
         key = (event.generation, event.step, event.attempt)
         self._receipts.setdefault(key, {})[event.rank] = event
         self._carry_out(
@@ -400,10 +401,12 @@ class Saves:
             commit_seconds=time.time() - snapshot_at,
             interference_seconds=self._cadence.interference_seconds(),
         )
+        failpoint.hit("commit.recorded", generation=decision.generation, step=decision.step)
         self._protection.committed(snapshot_at)
         self.committed.add(manifest.name)
         self._carry_out(self._machine.committed(**key, at=_now()))
         self._tell_outcome(decision.generation, decision.step, "")
+        failpoint.hit("commit.told", generation=decision.generation, step=decision.step)
         self._on_committed(decision.step, decision.generation, manifest.name)
         room_bytes = await asyncio.to_thread(self._housekeeping.clean_up, self._generation)
         if room_bytes is not None:

@@ -12,13 +12,14 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-Action = Literal["kill_rank", "kill_self", "stop_rank", "enospc", "eio", "raise", "pause"]
-"""What goes wrong; "pause" blocks the thread until it is released."""
+Action = Literal["kill_rank", "kill_self", "torn_write", "stop_rank", "enospc", "eio", "raise", "pause"]
+"""What goes wrong; "pause" blocks the thread until it is released. "torn_write": the first half of what is about to be
+written gets there, and then the process is killed."""
 
 _POLL_SECONDS = 0.02
 
@@ -29,14 +30,14 @@ class Arm:
 
     `when` maps context keys to the value they must have, e.g. {"rank": 1, "step": 40}. A key that ends in "_min"
     matches every value that is at least as large; "index_fraction" matches the middle of a loop: index >= fraction x
-    total. `times`: how often it fires in the run.
+    total. `times`: how often it fires in the run. chaos/points.py lists the points.
     """
 
     id: str
     point: str
     action: Action = "kill_rank"
     times: int = 1
-    when: dict[str, float] = field(default_factory=dict)
+    when: dict[str, Any] = field(default_factory=dict)
 
 
 class InjectedError(Exception):
@@ -60,19 +61,22 @@ def release(fault: str, marker_dir: Path) -> None:
     _release_file(fault, marker_dir).touch()
 
 
-def hit(name: str, **context: Any) -> None:
-    """Pass the fault point `name`; does nothing unless a matching fault is armed and has not fired yet."""
+def hit(name: str, tear: Callable[[], Any] | None = None, /, **context: Any) -> None:
+    """Pass the fault point `name`; does nothing unless a matching fault is armed and has not fired yet.
+
+    `tear` writes the first half of what is written next, for "torn_write".
+    """
     if not _armed:
         return
     for candidate in _armed:
         if candidate.point == name and _matches(candidate, context) and _claim(candidate, context):
-            _fire(candidate, context)
+            _fire(candidate, context, tear)
 
 
 def _matches(candidate: Arm, context: dict[str, Any]) -> bool:
     for key, wanted in candidate.when.items():
         if key == "index_fraction":
-            if context["index"] < int(wanted * context["total"]):  # a loop of one round is hit at its start
+            if context["index"] < int(float(wanted) * context["total"]):  # a loop of one round is hit at its start
                 return False
         elif key.endswith("_min"):
             if context.get(key.removesuffix("_min"), -1) < wanted:
@@ -103,8 +107,12 @@ def _release_file(fault: str, marker_dir: Path) -> Path:
     return marker_dir / f"{fault}.released"
 
 
-def _fire(candidate: Arm, context: dict[str, Any]) -> None:
+def _fire(candidate: Arm, context: dict[str, Any], tear: Callable[[], Any] | None) -> None:
     match candidate.action:
+        case "torn_write":
+            assert tear is not None, f"nothing is written at {candidate.point}"
+            tear()
+            os.kill(os.getpid(), signal.SIGKILL)
         case "kill_self":
             os.kill(os.getpid(), signal.SIGKILL)
         case "kill_rank":

@@ -183,6 +183,7 @@ class Keeper:
                 for held in found:
                     memory.work(partial(self._digest, memory, held))
             case "snapshot":
+                failpoint.hit("snapshot.received", **self._context(memory, (generation, message["step"])))
                 with self._lock:
                     taken = memory.snapshot(message, generation)
                 if taken is not None:
@@ -233,6 +234,7 @@ class Keeper:
             if not known:
                 memory.digested(held)
             told = held.told()
+        failpoint.hit("snapshot.digested", **self._context(memory, held.key))
         self._link.tell(Snapshotted(keeper=self._name, snapshot=told, again=again))
 
     def _hand_out(self, handing_out: HandingOut, message: dict[str, Any]) -> None:
@@ -400,9 +402,11 @@ class Keeper:
         except Exception as error:
             logger.exception("lastgood: the shard of rank %d could not be saved", order.rank)
             outcome = _failed(self._name, order, f"{type(error).__name__}: {error}", True)
+        failpoint.hit("persist.tell", **self._context(memory, held.key))
         with self._lock:
             memory.written(held, self._releases.get(order.generation))
             self._end_persist(order, outcome)
+            failpoint.hit("persist.told", **self._context(memory, held.key))
             memory.is_writing = False
             following, memory.waiting = memory.waiting, None
             if following is not None:
@@ -418,6 +422,7 @@ class Keeper:
         return {"rank": memory.rank, "step": key[1], "generation": key[0], "rank_pid": memory.pid}
 
     def _write(self, order: PersistOrder, memory: RankMemory, held: Held) -> ShardPersisted:
+        failpoint.hit("persist.begin", **self._context(memory, held.key))
         if not self._store.exists(CHECKPOINTS_DIR):
             # Not made anew: if it is an unmounted file system, the save would land beside the run.
             raise FileNotFoundError(errno.ENOENT, "the run directory has vanished", str(self._store.root))

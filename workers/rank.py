@@ -96,6 +96,7 @@ def _join_ranks(orders: RankOrders, own_store: TCPStore, device: torch.device, p
     store = own_store
     if orders.rank != 0:
         store = TCPStore(orders.store_host, orders.store_port, is_master=False, timeout=_STORE_TIMEOUT)
+    failpoint.hit("rendezvous.group", rank=orders.rank, generation=orders.generation, rank_pid=os.getpid())
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=PrefixStore(f"generation-{orders.generation}", store),

@@ -210,6 +210,7 @@ class Session:
             document = source.document()
             for warning in check_identity(document["identity"], identity, allow=allow + self._orders.volatile):
                 logger.warning("%s", warning)
+            failpoint.hit("restore.opened", **context)
             self._state.apply(source)
             source.close()
         except OSError as error:
@@ -382,6 +383,8 @@ class Session:
     def finish(self) -> None:
         """The loop has returned: save what is not saved yet and wait until it is committed."""
         self._page.beat(phase="finishing")
+        context = {"rank": self.rank, "step": self.step, "generation": self.generation, "rank_pid": os.getpid()}
+        failpoint.hit("finish.begin", **context)
         missing = self._uncalled()
         if missing is not None:
             logger.warning(
@@ -395,6 +398,7 @@ class Session:
         self._saver.close()
         if self._loader is not None:
             self._loader.close()
+        failpoint.hit("finish.done", **context)
         self._agent.send("finished", step=self.step, metrics=self._metrics, protected=missing is None)
 
     def _uncalled(self) -> str | None:

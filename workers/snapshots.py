@@ -133,6 +133,7 @@ class SnapshotWriter:
                         "stall_seconds": copy.stall_seconds,
                     }
                     self._send("snapshot", slot=index, again=again, at=time.time(), **told, **seconds)
+                    failpoint.hit("snapshot.told", **context)
 
             self._copier.begin(
                 self._layout,

@@ -20,9 +20,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from workers import failpoint
 from workers.checkpoint.store import LocalStore
 
 _PATIENCE_SECONDS = 1.0
@@ -117,8 +119,12 @@ class Ledger:
     def _write(self, line: "_Line") -> None:
         entry = {**line.entry, "lost": self._lost} if self._lost else line.entry
         data = json.dumps(entry, allow_nan=False).encode() + b"\n"
+        data = b"\n" + data if self._torn else data
         try:
-            self._store.append(self._name, b"\n" + data if self._torn else data, sync=line.durable)
+            tear = partial(self._store.append, self._name, data[: len(data) // 2], sync=False)
+            failpoint.hit("ledger.append", tear, event=entry["kind"])
+            self._store.append(self._name, data, sync=line.durable)
+            failpoint.hit("ledger.appended", event=entry["kind"])
         except OSError:
             # How much of the line is there is unknown; a newline before the next one separates them.
             self._torn = True

@@ -91,7 +91,7 @@ def at_point(monkeypatch: pytest.MonkeyPatch, point: str, action: Callable[[], A
     """Do something at the moment at which a fault point is passed, once."""
     pending = [action]
 
-    def hit(name: str, **context: Any) -> None:
+    def hit(name: str, *_tear: Any, **_context: Any) -> None:
         if name == point and pending:
             pending.pop()()
 
@@ -470,11 +470,11 @@ def test_the_manifest_is_the_commit_and_its_write_passes_the_named_points(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passed: list[str] = []
-    monkeypatch.setattr(failpoint, "hit", lambda name, **context: passed.append(name))
+    monkeypatch.setattr(failpoint, "hit", lambda name, *tear, **context: passed.append(name))
     run.start(1)
     run.save(1, 20)
-    points = [name for name in passed if name.startswith("commit.")]
-    assert points == [f"commit.{step}" for step in ("begin", "write", "fsync", "rename", "dir_fsync", "done")]
+    points = [name.removeprefix("commit.") for name in passed if name.startswith("commit.")]
+    assert points == ["begin", "open", "write", "fsync", "rename", "dir_fsync", "parent_fsync", "done"]
 
 
 class Killed(BaseException):

@@ -93,7 +93,7 @@ def test_the_fault_points_of_a_restore_are_passed_with_memory_too(
     trained(rig, keeper, 3)
     link_of(keeper).wait_for(Snapshotted)
     passed: list[str] = []
-    monkeypatch.setattr(failpoint, "hit", lambda name, **_: passed.append(name))
+    monkeypatch.setattr(failpoint, "hit", lambda name, *_tear, **_: passed.append(name))
     Loop(rig.session(restore=from_memory(3))).track().restore()
     points = ("restore.begin", "restore.read", "restore.apply", "restore.done")
     assert [name for name in passed if name in points] == list(points)

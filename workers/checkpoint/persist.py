@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import xxhash
@@ -81,6 +82,7 @@ def write_shard(
     whole, by_tensor = digests
     if by_tensor.keys() != parsed.tensors.keys():
         raise CheckpointDamaged(f"the digests given for {path} are of other tensors than its header has")
+    failpoint.hit("persist.make_dir", **context)
     store.make_dir(directory)
     persist(store, path, image, image_bytes, context=context)
     durable = time.monotonic()
@@ -119,9 +121,12 @@ def persist(store: Store, path: str, image: memoryview, image_bytes: int, *, con
     with closing_file(store.open_new(temporary, direct=True)) as file:
         try:
             for index in range(total):
-                failpoint.hit("persist.block", index=index, total=total, **context)
                 start = index * BLOCK_BYTES
-                file.write_at(image[start : min(start + BLOCK_BYTES, rounded)], start)
+                block = image[start : min(start + BLOCK_BYTES, rounded)]
+                tear = partial(file.write_at, block[: len(block) // 2 // header.PAGE_BYTES * header.PAGE_BYTES], start)
+                failpoint.hit("persist.block", tear, index=index, total=total, **context)
+                file.write_at(block, start)
+            failpoint.hit("persist.truncate", **context)
             file.truncate(image_bytes)
             failpoint.hit("persist.fsync", **context)
             file.sync()

@@ -20,7 +20,7 @@ import errno
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
@@ -57,13 +57,17 @@ class Store(Protocol):
     def read_bytes(self, path: str) -> bytes:
         """A whole small file."""
 
-    def create_exclusive(self, path: str, data: bytes) -> None:
-        """Create a file durably, once among all processes; FileExistsError if the name has another content."""
+    def create_exclusive(self, path: str, data: bytes, *, points: str = "", context: Mapping[str, Any] = {}) -> None:
+        """Create a file durably, once among all processes; FileExistsError if the name has another content.
+
+        points="generation" passes the fault points generation.open, .write, .fsync, .link and .dir_fsync, each before
+        its step.
+        """
 
     def write_atomic(self, path: str, data: bytes, *, points: str = "", context: Mapping[str, Any] = {}) -> None:
         """Create a file durably, whole or not at all; FileExistsError if the name is taken.
 
-        points="commit" passes the fault points commit.write, .fsync, .rename and .dir_fsync, each before its step.
+        points="commit" passes the fault points commit.open, .write, .fsync, .rename, .dir_fsync and .parent_fsync.
         """
 
     def append(self, path: str, data: bytes, *, sync: bool = True) -> None:
@@ -149,9 +153,10 @@ class LocalStore:
     def read_bytes(self, path: str) -> bytes:
         return self.local_path(path).read_bytes()
 
-    def create_exclusive(self, path: str, data: bytes) -> None:
-        temporary = self._write_temporary(path, data, "", {})
+    def create_exclusive(self, path: str, data: bytes, *, points: str = "", context: Mapping[str, Any] = {}) -> None:
+        temporary = self._write_temporary(path, data, points, context)
         try:
+            _hit(points, "link", context)
             self.link(temporary, path)
         except OSError:
             # Ours after all, if the answer was lost. Equal contents of two drivers differ in the driver's id.
@@ -159,6 +164,7 @@ class LocalStore:
                 raise
         finally:
             self._discard(temporary)
+        _hit(points, "dir_fsync", context)
         self.sync_dir(_parent(path))
 
     def write_atomic(self, path: str, data: bytes, *, points: str = "", context: Mapping[str, Any] = {}) -> None:
@@ -172,6 +178,7 @@ class LocalStore:
         _hit(points, "dir_fsync", context)
         # The parent too: the directory of a first save is as new as the file in it.
         self.sync_dir(_parent(path))
+        _hit(points, "parent_fsync", context)
         self.sync_dir(_parent(_parent(path)))
 
     def append(self, path: str, data: bytes, *, sync: bool = True) -> None:
@@ -243,9 +250,10 @@ class LocalStore:
     def _write_temporary(self, path: str, data: bytes, points: str, context: Mapping[str, Any]) -> str:
         """A durable file beside `path`, under a name that no other process uses."""
         temporary = f"{path}.{uuid.uuid4().hex}.tmp"
-        _hit(points, "write", context)
+        _hit(points, "open", context)
         with closing_file(self.open_new(temporary)) as file:
             try:
+                _hit(points, "write", context, tear=lambda: file.write_at(memoryview(data)[: len(data) // 2], 0))
                 file.write_at(memoryview(data), 0)
                 _hit(points, "fsync", context)
                 file.sync()
@@ -259,9 +267,9 @@ class LocalStore:
             self.unlink(temporary)
 
 
-def _hit(points: str, step: str, context: Mapping[str, Any]) -> None:
+def _hit(points: str, step: str, context: Mapping[str, Any], tear: Callable[[], None] | None = None) -> None:
     if points:
-        failpoint.hit(f"{points}.{step}", **context)
+        failpoint.hit(f"{points}.{step}", tear, **context)
 
 
 def _parent(path: str) -> str:
