@@ -14,7 +14,7 @@ from typing import Any
 from orchestrator.archive import RunArchive
 from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord, chain, eligible, newest
 from orchestrator.observe.ledger import LEDGER_FILE, read_ledger
-from workers.checkpoint.manifest import parse_checkpoint_name
+from workers.checkpoint.manifest import MANIFEST_FILE, checkpoint_dir, parse_checkpoint_name
 from workers.checkpoint.store import LocalStore
 from workers.checkpoint.verify import Problem, verify_checkpoint
 from workers.data.journal import EffectiveSamples, JournalContent, effective_samples, read_journal
@@ -97,6 +97,10 @@ class History:
         """Whether a fault damaged this checkpoint's files, at that time or before."""
         return any(fault["context"].get("checkpoint") == checkpoint and fault["at"] <= by for fault in self.faults)
 
+    def has_manifest(self, checkpoint: str) -> bool:
+        """Whether it is there, as far as the presence of its manifest tells."""
+        return (self.run_dir / checkpoint_dir(checkpoint) / MANIFEST_FILE).exists()
+
     def problems(self, checkpoint: str) -> list[Problem]:
         """What is not as it was committed, of a checkpoint that is still there."""
         if checkpoint not in self._problems:
@@ -114,7 +118,7 @@ class History:
         if checkpoint in self._manifest_times:
             return self._manifest_times[checkpoint] <= before["at"]
         gone = self.deletions().get(checkpoint)
-        return gone is not None and gone["seq"] > before["seq"] and gone["reason"] not in _LEFTOVER_REASONS
+        return bool(gone is not None and gone["seq"] > before["seq"] and gone["reason"] not in _LEFTOVER_REASONS)
 
     def recoveries(self) -> list[Recovery]:
         """One for each kill of a rank, in order of time."""
@@ -168,7 +172,7 @@ class History:
         or a set in memory that verified: one that did not was dropped, and nothing was trained from it."""
         trained = self.trained()
         dropped = {(entry["generation"], entry["step"]) for entry in self.entries("memory_dropped")}
-        created = {record.number: record.created_at for record in self.generations}
+        created: dict[int, float] = {record.number: record.created_at for record in self.generations}
         deleted = self.deletions()
         torn = [
             f"generation {record.number} went on from snapshots in memory that were damaged"
@@ -184,9 +188,10 @@ class History:
             if not self.was_committed(name, before=restore):
                 torn.append(f"{name} was restored and had not been committed (ledger {restore['seq']})")
                 continue
-            unclear = name in deleted or generation not in trained
+            unclear = name in deleted or not self.has_manifest(name) or generation not in trained
             # What was damaged only afterwards says nothing about what was restored.
-            later = self.touched(name) and not self.touched(name, by=created.get(generation, restore["at"]))
+            began = created.get(generation, float(restore["at"]))
+            later = self.touched(name) and not self.touched(name, by=began)
             if not unclear and not later and (problems := self.problems(name)):
                 torn.append(
                     f"{name} was restored and is damaged: {problems[0].file}: {problems[0].reason} "
@@ -260,7 +265,9 @@ def _markers(directory: Path) -> Iterator[dict[str, Any]]:
             marker = json.loads(path.read_text(encoding="utf-8"))
         except ValueError:
             continue  # whoever wrote it was killed before its fault struck
-        yield {"until": marker["at"], **marker}
+        released = path.with_suffix(".released")
+        until = released.stat().st_mtime if released.exists() else marker["at"]
+        yield {"until": until, **marker}
 
 
 def _exit_code(failure: Entry, rank: int) -> int | None:
