@@ -6,7 +6,7 @@ from importlib import import_module
 import typer
 
 # Modules with a function `register(app)`; they import torch and Ray only when their command runs.
-_COMMANDS: tuple[str, ...] = ("chaos.judge.command",)
+_COMMANDS: tuple[str, ...] = ("chaos.campaign.command", "chaos.judge.command")
 
 
 def register(app: typer.Typer) -> None:

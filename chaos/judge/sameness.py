@@ -62,9 +62,7 @@ def each_sample_once(history: History, terms: Terms) -> Verdict:
             "the run recorded no samples (RecoveryConfig.record_samples, or its own loader)"
         )
     violations = []
-    # On a disk that takes no lines they are kept in the rank's memory, and a kill loses them: the record, not the work.
-    excused = any(fault["context"].get("storage") for fault in history.faults)
-    if had.holes and not excused:
+    if had.holes:
         generation, rank, step = had.holes[0]
         violations.append(
             f"{len(had.holes)} steps have no record, the first is step {step} of rank {rank} "
