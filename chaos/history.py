@@ -21,6 +21,7 @@ from workers.data.journal import EffectiveSamples, JournalContent, effective_sam
 
 Entry = Mapping[str, Any]
 
+_SAVE_POINTS = ("snapshot.", "persist.", "commit.")
 _LEFTOVER_REASONS = frozenset({"its save was never completed", "its save failed"})
 """Why the ledger says that something was deleted which had never been committed."""
 
@@ -96,6 +97,21 @@ class History:
     def touched(self, checkpoint: str, *, by: float = math.inf) -> bool:
         """Whether a fault damaged this checkpoint's files, at that time or before."""
         return any(fault["context"].get("checkpoint") == checkpoint and fault["at"] <= by for fault in self.faults)
+
+    def faults_in_saves(self) -> list[Entry]:
+        """Those that struck at a fault point of a save, or between a save's snapshots and its commit, or its failure."""
+        began: dict[int, float] = {}
+        saves = []
+        for entry in self.ledger:
+            if entry["kind"] == "snapshot":
+                began.setdefault(entry["step"], entry["at"])
+            elif entry["kind"] in ("commit", "save_failed") and entry["step"] in began:
+                saves.append((began.pop(entry["step"]), entry["at"]))
+        return [
+            fault
+            for fault in self.faults
+            if fault["point"].startswith(_SAVE_POINTS) or any(first <= fault["at"] <= last for first, last in saves)
+        ]
 
     def has_manifest(self, checkpoint: str) -> bool:
         """Whether it is there, as far as the presence of its manifest tells."""

@@ -5,6 +5,7 @@ Ray prints to descriptor 1 from several places. So with --json the real standard
 
 import json
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -53,6 +54,9 @@ def run(
     from chaos.campaign.driver import split_script
     from chaos.campaign.plan import load_plan
     from chaos.campaign.runner import Campaign, run_campaign, with_overrides
+    from chaos.history import History
+    from chaos.judge.timeline import timeline
+    from chaos.report import write_report
 
     loaded = with_overrides(load_plan(plan), kills=kills, steps=steps)
     if script is not None:
@@ -68,11 +72,21 @@ def run(
     with _only_report_on_stdout(), _cluster(address, loaded.job.ranks) as found:
         campaign = Campaign(plan=loaded, seed=used_seed, storage=root, address=found, script=script, say=say)
         verdicts = run_campaign(campaign)
+    page = write_report(
+        root / "report",
+        title=f"{loaded.title}, seed {used_seed}",
+        command=f"lastgood {shlex.join(sys.argv[1:])} --seed {used_seed}",
+        seed=used_seed,
+        verdicts=verdicts,
+        timelines=[timeline(History(campaign.run_dir))],
+    )
+    say(f"the report is {page}")
     if as_json:
         content = {
             "plan": loaded.name,
             "seed": used_seed,
             "run_dir": str(campaign.run_dir),
+            "report": str(page),
             "seconds": round(time.monotonic() - began, 1),
             "counts": counts(verdicts),
             "verdicts": [asdict(verdict) for verdict in verdicts],

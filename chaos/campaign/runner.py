@@ -23,6 +23,7 @@ from chaos.campaign.schedule import Pacer, Planned, arms
 from chaos.campaign.watcher import LedgerTail, Observer
 from chaos.faults.fault import Target
 from chaos.faults.registry import FAULTS
+from chaos.history import History
 from chaos.judge.judge import judge
 from chaos.judge.terms import Terms, write_terms
 from chaos.verdict import Outcome, Verdict
@@ -75,17 +76,20 @@ def run_campaign(campaign: Campaign) -> list[Verdict]:
         exact=plan.exact,
     )
     write_terms(run_dir, terms)
-    return [*skipped_faults(plan, injected), *judge(run_dir, terms)]
+    return [*skipped_faults(plan, injected, History(run_dir)), *judge(run_dir, terms)]
 
 
-def skipped_faults(plan: Plan, injected: dict[str, int]) -> list[Verdict]:
+def skipped_faults(plan: Plan, injected: dict[str, int], history: History) -> list[Verdict]:
     """Whether all faults came that the plan wanted, and one verdict for each of the mix that never did."""
     wanted, came = plan.faults.count, sum(injected.values())
     detail = f"{came} of {wanted} faults: " + (
         ", ".join(f"{n} {name}" for name, n in sorted(injected.items())) or "none"
     )
     outcome = Outcome.HELD if came >= wanted else Outcome.SKIPPED
-    found = [Verdict(name="faults injected", outcome=outcome, detail=detail, facts={"injected": injected})]
+    armed, in_saves = len(history.faults) - came, len(history.faults_in_saves())
+    detail += f"; {armed} of {plan.armed.count} at fault points; {in_saves} in all struck during a save"
+    facts = {"injected": injected, "at_fault_points": armed, "during_saves": in_saves}
+    found = [Verdict(name="faults injected", outcome=outcome, detail=detail, facts=facts)]
     for name in plan.mix_names:
         if injected.get(name, 0):
             continue

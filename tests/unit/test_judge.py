@@ -13,6 +13,7 @@ from run_samples import FakeRun, edit_ledger, flip_last_bit, killed_twice, undis
 from typer.testing import CliRunner
 
 from chaos.command import register
+from chaos.history import History
 from chaos.judge import conduct, keeping, leaks, restores, sameness
 from chaos.judge.guarantee import Guarantee
 from chaos.judge.judge import CHECKS, judge
@@ -341,3 +342,15 @@ def test_terms_survive_their_file(tmp_path: Path) -> None:
     (tmp_path / "terms.json").write_text('{"speed": 3}')
     with pytest.raises(CallerError, match="terms"):
         read_terms(tmp_path)
+
+
+def test_faults_that_struck_inside_a_save_are_told_from_others(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "saving")
+    run.generation(1, 0, None)
+    run.mark("before", "kill_keeper", "random moment")
+    run.record("snapshot", generation=1, step=4, attempt=1)
+    run.mark("inside", "kill_keeper", "random moment")
+    run.commit(1, 4)
+    run.mark("after", "kill_keeper", "random moment")
+    run.mark("armed", "kill_self", "persist.fsync")
+    assert [fault["id"] for fault in History(run.directory).faults_in_saves()] == ["inside", "armed"]
