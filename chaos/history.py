@@ -99,7 +99,7 @@ class History:
         return any(fault["context"].get("checkpoint") == checkpoint and fault["at"] <= by for fault in self.faults)
 
     def faults_in_saves(self) -> list[Entry]:
-        """Those that struck at a fault point of a save, or between a save's snapshots and its commit, or its failure."""
+        """Those that struck at a fault point of a save, or between its snapshots and its commit or failure."""
         began: dict[int, float] = {}
         saves = []
         for entry in self.ledger:

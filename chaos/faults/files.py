@@ -125,7 +125,8 @@ def _slots(pid: int) -> list[tuple[Path, int, dict[str, int]]]:
             continue
         state = int.from_bytes(header[8:12], "little")
         image_bytes = int.from_bytes(header[32:40], "little")
-        if header.startswith(_SLOT_MAGIC) and state in _COMPLETE and image_bytes:
+        # Before the keeper has digested it nothing could tell.
+        if header.startswith(_SLOT_MAGIC) and state in _COMPLETE and image_bytes and any(header[40:56]):
             whose = {
                 "rank": int.from_bytes(header[12:16], "little"),
                 "generation": int.from_bytes(header[16:24], "little"),
