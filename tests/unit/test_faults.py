@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoint_samples import two_ranks as two_rank_states
-from checkpoint_samples import write_image
+import xxhash
+from checkpoint_samples import two_ranks, write_image
 from run_samples import FakeRun, killed_twice
 
-from chaos.faults import files, inside, memory, processes
+from chaos.faults import inside, memory, processes
 from chaos.faults.fault import Fault, Injected, Target
 from chaos.faults.registry import FAULTS
 from chaos.history import History
@@ -103,22 +103,24 @@ def test_hidden_directory_is_left_to_those_whom_permissions_stop() -> None:
 
 
 def test_bit_flips_in_a_complete_snapshot_in_memory_and_its_digest_does_not_hold(tmp_path: Path) -> None:
-    slot, image_bytes = write_image(two_rank_states()[0])
+    slot, image_bytes = write_image(two_ranks()[0])
     before = bytes(slot.image[:image_bytes])
     target = Target(run_dir=tmp_path, status=lambda: status_of(os.getpid()))
+    assert FAULTS["flip_snapshot"].inject(target, random.Random(0)) is None, "without a digest nothing could tell"
+    slot.set_digest(xxhash.xxh3_128(before).hexdigest())
     context = inject(FAULTS["flip_snapshot"], target).context
     after = bytes(slot.image[:image_bytes])
     slot.close()
     assert context["damage"]
     (changed,) = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
     assert (changed[0] ^ changed[1]).bit_count() == 1
+    assert xxhash.xxh3_128(after).hexdigest() != xxhash.xxh3_128(before).hexdigest()
 
 
 def test_a_snapshot_that_is_not_complete_is_left_alone(tmp_path: Path) -> None:
     slot = Slot.create(4096)
     slot.begin(rank=0, generation=1, step=1)
     target = Target(run_dir=tmp_path, status=lambda: status_of(os.getpid()))
-    assert files.FILE_FAULTS[-2].name == "flip_snapshot"
     assert FAULTS["flip_snapshot"].inject(target, random.Random(0)) is None
     slot.close()
 
