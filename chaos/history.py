@@ -94,6 +94,11 @@ class History:
         """By checkpoint, the ledger's last word that retention has removed it."""
         return {entry["checkpoint"]: entry for entry in self.entries("deleted")}
 
+    def unrecorded_commits(self) -> set[str]:
+        """Committed checkpoints, there or deleted since, whose commit the ledger does not have."""
+        deleted = {name for name, entry in self.deletions().items() if entry["reason"] not in _LEFTOVER_REASONS}
+        return (deleted | set(self._manifest_times)) - {entry["checkpoint"] for entry in self.entries("commit")}
+
     def touched(self, checkpoint: str, *, by: float = math.inf) -> bool:
         """Whether a fault damaged this checkpoint's files, at that time or before."""
         return any(fault["context"].get("checkpoint") == checkpoint and fault["at"] <= by for fault in self.faults)

@@ -288,7 +288,7 @@ class _Attack:
             "action": planned.fault,
             "when": {"moment": planned.moment, "follows": planned.follows},
             "at": at,
-            "until": time.time() + (planned.hold_seconds if injected.release else 0.0),
+            "until": time.time() + injected.effect_seconds + (planned.hold_seconds if injected.release else 0.0),
             "pid": os.getpid(),
             "context": {"step": seen.step, **injected.context},
         }

@@ -15,6 +15,7 @@ import psutil
 from chaos.faults.fault import Fault, Injected, Target
 
 _CONTROLLER = "ray::TrainController.run"
+_DRAIN_SECONDS = 60
 
 
 def _kill_controller(target: Target, rng: random.Random) -> Injected | None:
@@ -68,11 +69,13 @@ def _drain(target: Target, rng: random.Random) -> Injected | None:
         "node-id": node["NodeID"],
         "reason": "DRAIN_NODE_REASON_PREEMPTION",
         "reason-message": "a chaos campaign",
-        "deadline-remaining-seconds": "60",
+        "deadline-remaining-seconds": str(_DRAIN_SECONDS),
     }
     command = [str(Path(sys.executable).parent / "ray"), "drain-node", *(f"--{k}={v}" for k, v in options.items())]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return Injected(context={"node": node["NodeID"]}) if done.returncode == 0 else None
+    if done.returncode != 0:
+        return None
+    return Injected(context={"node": node["NodeID"]}, effect_seconds=_DRAIN_SECONDS)
 
 
 def _more_than_one_node() -> str | None:

@@ -38,10 +38,12 @@ class Target:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injected:
     """What was done. context: for the marker; "rank" and "generation" where one was hit, "checkpoint" and "damage"
-    where bytes were changed. release: ends a fault that lasts; None for one that does not."""
+    where bytes were changed. release: ends a fault that lasts; None for one that does not. effect_seconds: how long it
+    may take until one that was only announced strikes."""
 
     context: Mapping[str, Any]
     release: Callable[[], None] | None = None
+    effect_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

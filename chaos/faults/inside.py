@@ -23,12 +23,12 @@ ORDERS_DIR = "faults/orders"
 _SIGNAL = signal.SIGUSR2
 
 
-def obeying(loop: Callable[..., None], run_dir: Path) -> Callable[[dict[str, Any]], None]:
+def obeying(loop: Callable[..., None], run_dir: Path) -> Callable[..., None]:
     """The same loop, in a rank that obeys orders from `run_dir`."""
     orders = str(run_dir / ORDERS_DIR)
 
     @functools.wraps(loop)
-    def obedient(config: dict[str, Any]) -> None:
+    def obedient(config: dict[str, Any] | None = None) -> None:
         from chaos.faults.inside import obey
 
         obey(orders)

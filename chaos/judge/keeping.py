@@ -35,7 +35,8 @@ def never_lost(history: History, terms: Terms) -> Verdict:
 def retention_floor(history: History, terms: Terms) -> Verdict:
     """At each deletion, as many newer committed checkpoints are left as the run was to keep."""
     violations, deletions = [], 0
-    left: dict[str, int] = {}
+    left: set[str] = set()
+    unrecorded = history.unrecorded_commits()
     set_aside: set[str] = set()
     highest = 0
     for entry in history.ledger:
@@ -43,7 +44,10 @@ def retention_floor(history: History, terms: Terms) -> Verdict:
             case "generation":
                 highest = max(highest, entry["generation"])
             case "commit":
-                left[entry["checkpoint"]] = entry["seq"]
+                left.add(entry["checkpoint"])
+                # Saves are committed in their order, so what a killed coordinator did not record came before this one.
+                newest = _age(entry["checkpoint"])
+                left |= {name for name in unrecorded if _age(name) < newest}
             case "quarantine":
                 set_aside.add(entry["checkpoint"])
             case "deleted" if entry["checkpoint"] in left:
@@ -58,7 +62,13 @@ def retention_floor(history: History, terms: Terms) -> Verdict:
                         f"{name} was deleted with {names.index(name)} newer ones there, not {floor} "
                         f"(ledger {entry['seq']})"
                     )
-                del left[name]
+                left.discard(name)
+                unrecorded.discard(name)
     return RETENTION_FLOOR.judged(
         violations, f"{deletions} deletions, {terms.keep_last} to be kept", deletions=deletions
     )
+
+
+def _age(name: str) -> tuple[int, int]:
+    record = checkpoint_record(name)
+    return record.generation, record.step

@@ -354,3 +354,11 @@ def test_faults_that_struck_inside_a_save_are_told_from_others(tmp_path: Path) -
     run.mark("after", "kill_keeper", "random moment")
     run.mark("armed", "kill_self", "persist.fsync")
     assert [fault["id"] for fault in History(run.directory).faults_in_saves()] == ["inside", "armed"]
+
+
+def test_commit_that_was_not_recorded_counts_for_the_floor(attacked: FakeRun, reference: FakeRun) -> None:
+    old, unrecorded = checkpoint_name(4, 1, 1), checkpoint_name(8, 2, 1)
+    edit_ledger(attacked, lambda entry: entry["kind"] != "commit" or entry["checkpoint"] != unrecorded)
+    attacked.record("deleted", checkpoint=old, reason="older than the newest 2")
+    shutil.rmtree(attacked.directory / checkpoint_dir(old))
+    assert not failed(verdicts_of(attacked, reference, keep_last=2))
