@@ -186,14 +186,11 @@ def _job(fields: Fields) -> Job:
 
 def _recovery(fields: Fields, name: str) -> dict[str, Any]:
     settings = {"cadence": 5, "keep_last": 3, **fields.mapping("recovery")}
+    known = sorted(set(RecoveryConfig.__dataclass_fields__) - {"failpoints"})
+    if unknown := ", ".join(sorted(set(settings) - set(known))):
+        raise CallerError(f"{name}: recovery.{unknown} is no field of RecoveryConfig; there are {', '.join(known)}")
     try:
         RecoveryConfig(**settings)
-    except TypeError:
-        known = sorted(set(RecoveryConfig.__dataclass_fields__) - {"failpoints"})
-        unknown = ", ".join(sorted(set(settings) - set(known)))
-        raise CallerError(
-            f"{name}: recovery.{unknown} is no field of RecoveryConfig; there are {', '.join(known)}"
-        ) from None
     except CallerError as error:
         raise CallerError(f"{name}: recovery: {error}") from None
     return settings

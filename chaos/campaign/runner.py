@@ -11,7 +11,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from workers.errors import EnvironmentProblem
 _POLL_SECONDS = 0.01
 _LOOK_SECONDS = 2.0
 _STATUS_SECONDS = 0.25
+_LAST_STEP_ONLY: Mapping[str, Any] = {"cadence": None, "snapshot_every_steps": None}
 
 Say = Callable[[str], None]
 
@@ -116,7 +117,8 @@ def _spec(campaign: Campaign, name: str, *, attacked: bool) -> Spec:
         model=job.model,
         config=config,
         ranks=job.ranks,
-        recovery=dict(campaign.plan.recovery) if attacked else {**campaign.plan.recovery, "keep_last": 1},
+        # Undisturbed, only the end is of interest.
+        recovery={**campaign.plan.recovery, **({} if attacked else _LAST_STEP_ONLY)},
         arms=arms(campaign.plan, campaign.seed) if attacked else (),
     )
 

@@ -118,7 +118,8 @@ def test_nothing_strikes_before_the_first_step_nor_from_the_last_one_on() -> Non
     pacer = Pacer(only("any").faults, 1)
     assert all(pacer.look(seen(float(at), step=9)) is None for at in range(20))
     assert not pacer.done
-    assert pacer.look(seen(30.0, step=10)) is not None
+    assert pacer.look(seen(30.0, step=10)) is None
+    assert pacer.look(seen(33.0, step=10)) is not None
     assert pacer.look(seen(60.0, step=900)) is None
     assert pacer.done
 
