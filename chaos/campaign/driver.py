@@ -73,20 +73,26 @@ def main(spec: Spec) -> None:
     from chaos.faults.inside import obeying
     from orchestrator import RecoveryConfig, SupervisedTrainer
 
-    if spec.script is not None:
-        loop = load_loop(spec.script)
-    elif spec.model == "tiny":
-        from chaos.campaign.tiny import train_loop as loop
-    else:
-        from chaos.demo.job import train_loop as loop
     ray.init(address=spec.address, log_to_driver=False)
     SupervisedTrainer(
-        obeying(loop, Path(spec.storage) / spec.name),
+        obeying(_loop(spec), Path(spec.storage) / spec.name),
         train_loop_config=spec.config,
         scaling_config=ScalingConfig(num_workers=spec.ranks),
         run_config=RunConfig(name=spec.name, storage_path=spec.storage),
         recovery=RecoveryConfig(**spec.recovery, failpoints=spec.arms),
     ).fit()
+
+
+def _loop(spec: Spec) -> Callable[..., None]:
+    if spec.script is not None:
+        return load_loop(spec.script)
+    if spec.model == "tiny":
+        from chaos.campaign import tiny
+
+        return tiny.train_loop
+    from chaos.demo import job
+
+    return job.train_loop
 
 
 if __name__ == "__main__":

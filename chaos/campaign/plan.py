@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import yaml
 
@@ -98,7 +98,7 @@ class Armed:
 
     count: int = 0
     points: tuple[str, ...] = ()
-    actions: tuple[str, ...] = ()
+    actions: tuple[Action, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +236,7 @@ def _armed(fields: Fields) -> Armed:
     armed = Armed(
         count=fields.whole("count", 0, least=0),
         points=fields.names("points", ARMED_POINTS, ("persist.block",)),
-        actions=fields.names("actions", get_args(Action), ("kill_rank",)),
+        actions=cast(tuple[Action, ...], fields.names("actions", get_args(Action), ("kill_rank",))),
     )
     fields.close()
     return armed

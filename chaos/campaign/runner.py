@@ -270,7 +270,6 @@ class _Attack:
         target = Target(
             run_dir=self._run_dir,
             status=self._ask,
-            hold_seconds=planned.hold_seconds,
             driver_pid=driver.pid,
             start_driver=driver.start,
         )

@@ -9,11 +9,11 @@ Invariants:
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from chaos.campaign.plan import Armed, Faults, Gap, Plan
-from workers.failpoint import Arm
+from workers.failpoint import Action, Arm
 
 _RECOVERY_WAIT_SECONDS = 3.0
 """How long a fault that is meant for a recovery waits for one to begin."""
@@ -77,7 +77,7 @@ def arms(plan: Plan, seed: int) -> tuple[Arm, ...]:
     return tuple(found)
 
 
-def _fitting(action: str, point: str) -> str:
+def _fitting(action: Action, point: str) -> Action:
     """In the coordinator no rank's pid is known: what was to kill a rank kills the coordinator there."""
     in_coordinator = point.startswith(("commit.", "retention.", "generation."))
     return "kill_self" if in_coordinator and action == "kill_rank" else action
@@ -165,8 +165,7 @@ class Pacer:
         return at - self._window[1] >= seconds
 
 
-def _weighted(rng: random.Random, weights: "dict[str, float] | object") -> str:
-    assert isinstance(weights, dict)
+def _weighted(rng: random.Random, weights: Mapping[str, float]) -> str:
     return rng.choices(list(weights), list(weights.values()))[0]
 
 

@@ -15,12 +15,11 @@ from orchestrator.observe.ledger import LEDGER_FILE, read_ledger
 
 @dataclass(slots=True, kw_only=True)
 class Target:
-    """A run under attack. status: as SupervisedTrainer.status(), {} while nobody answers. hold_seconds: how long a
-    fault that lasts is to last. driver_pid: of the process in which fit() runs."""
+    """A run under attack. status: as SupervisedTrainer.status(), {} while nobody answers. driver_pid: of the process
+    in which fit() runs; start_driver starts another one and returns its pid."""
 
     run_dir: Path
     status: Callable[[], dict[str, Any]]
-    hold_seconds: float = 1.0
     driver_pid: int | None = None
     start_driver: Callable[[], int] | None = None
 
