@@ -216,7 +216,8 @@ class _Attack:
                     if entry["kind"] == "coordinator":
                         self._coordinator_pid = entry["pid"]
                 self._refresh_status(now)
-                if leaks is not None and now - self._looked_at > _LOOK_SECONDS:
+                trains = self._observer.seen(now).training  # before it does, all of it still grows
+                if leaks is not None and trains and now - self._looked_at > _LOOK_SECONDS:
                     self._looked_at = now
                     leaks.look(self._status, self._coordinator_pid)
                 self._release(now)

@@ -24,6 +24,8 @@ NO_LEAKS = Guarantee(
 )
 _AGES_MIN = 6
 """Looks at one process until growth means anything."""
+_SETTLING = 2
+"""The first looks at a process: it is still handed what it is to hold."""
 _RSS_GROWTH_BYTES_MAX = 48 << 20
 _DESCRIPTORS_GROWTH_MAX = 16
 _MEMFDS_GROWTH_MAX = 8
@@ -71,7 +73,8 @@ def _growth_of_processes(looks: Sequence[dict[str, Any]]) -> list[str]:
         for process in look["processes"]:
             by_pid[process["role"], process["pid"]].append(process)
     found = []
-    for (role, pid), history in by_pid.items():
+    for (role, pid), whole in by_pid.items():
+        history = whole[_SETTLING:]
         if len(history) < _AGES_MIN:
             continue
         for what, most, unit in (

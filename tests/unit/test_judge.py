@@ -244,6 +244,11 @@ def test_process_that_grows_leaks(attacked: FakeRun, reference: FakeRun) -> None
     assert_fails_only(leaks.NO_LEAKS, attacked, reference, "keeper (pid 7)")
 
 
+def test_process_that_has_only_just_been_handed_its_memory_does_not_leak(attacked: FakeRun, reference: FakeRun) -> None:
+    write_observations(attacked, rss_bytes=lambda look: (80 if look < 2 else 300) << 20)
+    assert not failed(verdicts_of(attacked, reference))
+
+
 @pytest.mark.parametrize("end", [{"left": [4711]}, {"shm_left_bytes": 5 << 20}])
 def test_what_is_left_after_the_end_leaks(attacked: FakeRun, reference: FakeRun, end: dict[str, Any]) -> None:
     write_observations(attacked, **end)
