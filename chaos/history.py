@@ -137,7 +137,7 @@ class History:
         if any(e["checkpoint"] == checkpoint and e["seq"] < before["seq"] for e in self.entries("commit")):
             return True
         if checkpoint in self._manifest_times:
-            return self._manifest_times[checkpoint] <= before["at"]
+            return self._manifest_times[checkpoint] <= float(before["at"])
         gone = self.deletions().get(checkpoint)
         return bool(gone is not None and gone["seq"] > before["seq"] and gone["reason"] not in _LEFTOVER_REASONS)
 

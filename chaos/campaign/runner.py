@@ -258,7 +258,7 @@ class _Attack:
         from workers.link import NAMESPACE
 
         try:
-            coordinator = ray.get_actor(f"coordinator-{run_id(self._run_dir)}", namespace=NAMESPACE)
+            coordinator: Any = ray.get_actor(f"coordinator-{run_id(self._run_dir)}", namespace=NAMESPACE)
             status: dict[str, Any] = ray.get(coordinator.status.remote(), timeout=2)
             return status
         except (RayError, ValueError):

@@ -37,9 +37,10 @@ def _other_node(target: Target, rng: random.Random) -> dict[str, Any] | None:
     import ray
 
     used = {rank["node_id"] for rank in target.status().get("ranks", ())}
+    known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     nodes = [
         node
-        for node in ray.nodes()
+        for node in known
         if node["Alive"] and node["NodeID"] in used and "node:__internal_head__" not in node["Resources"]
     ]
     return rng.choice(sorted(nodes, key=lambda node: str(node["NodeID"]))) if nodes else None

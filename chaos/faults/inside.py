@@ -63,7 +63,7 @@ def obey(orders: str) -> None:
             values[bad.pop()] = math.nan
         end_step(session, **values)
 
-    Session.end_step = end_step_with_bad_value  # type: ignore[method-assign]
+    Session.end_step = end_step_with_bad_value  # type: ignore[method-assign,assignment]
     signal.signal(_SIGNAL, handle)
 
 
