@@ -100,6 +100,13 @@ def test_committed_bytes_that_changed_by_themselves_are_torn(attacked: FakeRun, 
     assert_fails_only(restores.NEVER_TORN, attacked, reference, name)
 
 
+def test_committed_bytes_that_nobody_has_restored_are_read_as_well(tmp_path: Path, reference: FakeRun) -> None:
+    run = undisturbed(tmp_path / "untouched")
+    name = checkpoint_name(8, 1, 1)
+    flip_last_bit(run, name)
+    assert_fails_only(restores.NEVER_TORN, run, reference, f"checkpoints/{name}/rank-00000-of-00002.safetensors")
+
+
 def test_committed_checkpoint_that_vanished_is_lost(attacked: FakeRun, reference: FakeRun) -> None:
     name = checkpoint_name(8, 2, 1)
     shutil.rmtree(attacked.directory / checkpoint_dir(name))
