@@ -4,7 +4,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.installed-$(shell cksum < pyproject.toml | tr -d ' ')
 
-.PHONY: setup demo test test-slow check chaos-deaths bench bench-recovery bench-failures bench-replicas bench-persist bench-planning bench-cadence bench-simulator clean
+.PHONY: setup demo test test-slow check chaos-deaths soak bench bench-recovery bench-failures bench-replicas bench-persist bench-planning bench-cadence bench-simulator clean
 
 setup: $(STAMP)
 
@@ -34,6 +34,10 @@ check: $(STAMP)
 # Kills the supervisor's own parts at random moments, e.g. ARGS="--trials 50 --seed 7".
 chaos-deaths: $(STAMP)
 	$(BIN)/python tests/e2e/random_deaths.py $(ARGS)
+
+# 500 kills in one run, about an hour; a shorter one: ARGS="--kills 30". `lastgood chaos plans` lists others.
+soak: $(STAMP)
+	$(BIN)/lastgood chaos run soak $(ARGS)
 
 # What a save costs beside other ways to save; ARGS="--saves 200": whether memory stays flat.
 bench: $(STAMP)

@@ -6,7 +6,12 @@ from importlib import import_module
 import typer
 
 # Modules with a function `register(app)`; they import torch and Ray only when their command runs.
-_COMMANDS: tuple[str, ...] = ("chaos.points_command", "chaos.matrix.command")
+_COMMANDS: tuple[str, ...] = (
+    "chaos.campaign.command",
+    "chaos.judge.command",
+    "chaos.matrix.command",
+    "chaos.points_command",
+)
 
 
 def register(app: typer.Typer) -> None:

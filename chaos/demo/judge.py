@@ -6,9 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from chaos.demo.compare import Comparison, compare_checkpoints
-from chaos.demo.history import History, Recovery
+from chaos.compare import Comparison, compare_checkpoints
 from chaos.demo.plan import RANDOM_MOMENT
+from chaos.history import History, Recovery
 from workers.checkpoint.manifest import CHECKPOINTS_DIR
 from workers.data.journal import SampleAudit, audit_samples
 

@@ -2,129 +2,25 @@
 
 import json
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from checkpoint_samples import make_manifest, save_shards, whole
+from run_samples import RANKS, STEPS, FakeRun, edit_ledger, flip_last_bit, killed_twice, read, undisturbed
 
 from chaos.demo.judge import judge
-from orchestrator.archive import RunArchive
-from orchestrator.decide.lineage import GenerationRecord
-from orchestrator.observe.ledger import Ledger
-from workers.checkpoint.manifest import checkpoint_dir, checkpoint_name
-from workers.checkpoint.store import LocalStore
-from workers.checkpoint.tensors import CapturedState
-from workers.data.journal import SampleJournal
-
-STEPS = 12
-RANKS = 2
-
-
-class FakeRun:
-    """Writes, through the real parts, what a run leaves. Time moves by one second with each event."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        directory.mkdir()
-        self.now = 1000.0
-        self.store = LocalStore(directory)
-        self.archive = RunArchive(self.store)
-        self.ledger = Ledger(directory / "ledger.jsonl", clock=lambda: self.now)
-        for rank in range(RANKS):
-            self.record("agent", agent=f"a{rank}", rank=rank, pid=100 + rank, node="n")
-
-    def record(self, kind: str, **fields: Any) -> None:
-        self.now += 1
-        self.ledger.append(kind, **fields)
-
-    def generation(self, number: int, restored_step: int, parent_generation: int | None) -> None:
-        parent = checkpoint_name(restored_step, parent_generation, 1) if parent_generation else None
-        self.now += 1
-        self.archive.create_generation(
-            GenerationRecord(
-                number=number,
-                driver="test",
-                parent=parent,
-                parent_generation=parent_generation,
-                restored_step=restored_step,
-                source="checkpoint" if parent else "fresh",
-                reason="start",
-                created_at=self.now,
-                world_size=RANKS,
-            ),
-            seen=self.archive.scan(),
-        )
-        for rank in range(RANKS):
-            self.record("restored", generation=number, rank=rank, checkpoint=parent, step=restored_step, seconds=0.1)
-        for rank in range(RANKS):
-            self.record("first_step", generation=number, rank=rank, step=restored_step + 1, at_step=self.now + rank)
-
-    def train(self, generation: int, first: int, last: int) -> None:
-        for rank in range(RANKS):
-            journal = SampleJournal(self.directory / f"samples/g{generation:04d}-rank-{rank:05d}.jsonl")
-            for step in range(first, last + 1):
-                journal.record(step, [(0, 10 * step + rank)])
-            journal.close()
-
-    def commit(self, generation: int, step: int) -> None:
-        name = checkpoint_name(step, generation, 1)
-        states = [
-            CapturedState(tensors=[whole(f"rank.{rank:05d}.w", torch.full((3,), float(step)))], document={})
-            for rank in range(RANKS)
-        ]
-        manifest = replace(make_manifest(save_shards(self.store, states, name), step), generation=generation)
-        self.archive.commit(manifest)
-        self.record("commit", generation=generation, step=step, attempt=1, checkpoint=name)
-
-    def kill(self, number: int, point: str, *, rank: int, generation: int, step: int) -> None:
-        self.now += 1
-        marker = self.directory / "faults" / f"kill-{number}.json"
-        marker.parent.mkdir(exist_ok=True)
-        context = {"rank": rank, "rank_pid": 1, "generation": generation, "step": step}
-        marker.write_text(
-            json.dumps({"id": marker.stem, "point": point, "action": "kill_rank", "at": self.now, "context": context})
-        )
-        self.record(
-            "failure",
-            generation=generation,
-            rank=rank,
-            cause="signal",
-            exit_code=-signal.SIGKILL,
-            step=step,
-            echoes=[],
-        )
+from workers.checkpoint.manifest import checkpoint_dir, checkpoint_name, read_manifest
 
 
 @pytest.fixture
 def reference(tmp_path: Path) -> FakeRun:
-    run = FakeRun(tmp_path / "reference")
-    run.generation(1, 0, None)
-    run.train(1, 1, STEPS)
-    for step in (4, 8, 12):
-        run.commit(1, step)
-    return run
+    return undisturbed(tmp_path / "reference")
 
 
 @pytest.fixture
 def attacked(tmp_path: Path) -> FakeRun:
-    """Killed while step 8 was saved, and once more after step 9."""
-    run = FakeRun(tmp_path / "attacked")
-    run.generation(1, 0, None)
-    run.train(1, 1, 8)
-    run.commit(1, 4)
-    run.kill(1, "snapshot.copy", rank=1, generation=1, step=8)
-    run.generation(2, 4, 1)
-    run.train(2, 5, 9)
-    run.commit(2, 8)
-    run.kill(2, "random moment", rank=0, generation=2, step=9)
-    run.generation(3, 8, 2)
-    run.train(3, 9, STEPS)
-    run.commit(3, 12)
-    return run
+    return killed_twice(tmp_path / "attacked")
 
 
 def report_of(attacked: FakeRun, reference: FakeRun, planned_kills: int = 2) -> dict[str, Any]:
@@ -154,23 +50,6 @@ def test_recovery_time_ends_when_the_slowest_rank_has_done_its_step(attacked: Fa
     killed_at = json.loads((attacked.directory / "faults/kill-1.json").read_text())["at"]
     expected = max(entry["at_step"] for entry in first_steps) - killed_at
     assert report_of(attacked, reference)["recovery_seconds"] == expected > 0
-
-
-def read(run: FakeRun) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run.directory / "ledger.jsonl").read_text().splitlines()]
-
-
-def edit_ledger(run: FakeRun, change: Callable[[dict[str, Any]], bool]) -> None:
-    """Keep the entries for which `change` returns true, as it left them."""
-    entries = [entry for entry in read(run) if change(entry)]
-    (run.directory / "ledger.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-
-
-def flip_bit(run: FakeRun, checkpoint: str) -> None:
-    path = run.directory / checkpoint_dir(checkpoint) / "rank-00000-of-00002.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
 
 
 def test_missing_kill_breaks_the_plan(attacked: FakeRun, reference: FakeRun) -> None:
@@ -223,16 +102,18 @@ def test_ledger_without_ray_workers_proves_nothing_about_them(attacked: FakeRun,
 
 
 def test_restore_of_bytes_that_are_not_the_committed_ones_is_torn(attacked: FakeRun, reference: FakeRun) -> None:
-    flip_bit(attacked, checkpoint_name(4, 1, 1))
+    flip_last_bit(attacked, checkpoint_name(4, 1, 1))
     report = report_of(attacked, reference)
     assert broken(report) == {"never_torn"}
     assert report["torn_restores"] == RANKS
 
 
 def test_restore_before_the_commit_is_torn(attacked: FakeRun, reference: FakeRun) -> None:
-    edit_ledger(
-        attacked, lambda entry: entry.get("checkpoint") != checkpoint_name(4, 1, 1) or entry["kind"] != "commit"
-    )
+    name = checkpoint_name(4, 1, 1)
+    edit_ledger(attacked, lambda entry: entry.get("checkpoint") != name or entry["kind"] != "commit")
+    manifest = read_manifest(attacked.store, name)
+    path = attacked.directory / checkpoint_dir(name) / "manifest.json"
+    path.write_bytes(replace(manifest, created_at=attacked.now).to_bytes())
     assert "never_torn" in broken(report_of(attacked, reference))
 
 
@@ -273,7 +154,7 @@ def test_runs_without_any_record_of_samples_prove_nothing(attacked: FakeRun, ref
 
 
 def test_one_different_bit_in_the_final_state_is_noticed(attacked: FakeRun, reference: FakeRun) -> None:
-    flip_bit(attacked, checkpoint_name(12, 3, 1))
+    flip_last_bit(attacked, checkpoint_name(12, 3, 1))
     report = report_of(attacked, reference)
     assert broken(report) == {"bitwise_equal"}
     assert report["tensors_different"] == ["rank-00000-of-00002.safetensors: rank.00000.w"]

@@ -1,4 +1,4 @@
-"""The demo's comparison sees every single bit, and is never satisfied with nothing."""
+"""The comparison sees every single bit, and is never satisfied with nothing."""
 
 import math
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from chaos.demo.compare import compare_checkpoints
+from chaos.compare import compare_checkpoints
 
 SHARD = "rank-00000-of-00001.safetensors"
 

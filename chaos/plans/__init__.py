@@ -1,0 +1,1 @@
+"""Plans that come with lastgood: `lastgood chaos run NAME`."""
