@@ -8,6 +8,7 @@ import typer
 # Modules with a function `register(app)`; they import torch and Ray only when their command runs.
 _COMMANDS: tuple[str, ...] = (
     "chaos.campaign.command",
+    "chaos.crash_states.command",
     "chaos.judge.command",
     "chaos.matrix.command",
     "chaos.points_command",
