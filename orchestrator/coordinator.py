@@ -26,6 +26,7 @@ from orchestrator.decide.probation import Probation
 from orchestrator.handover import Handover
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.mailbox import Mailboxes
+from orchestrator.observation import Observation
 from orchestrator.observe.ledger import Ledger
 from orchestrator.outcome import CoordinatorConfig, Outcome
 from orchestrator.protection_watch import ProtectionWatch
@@ -110,6 +111,12 @@ class Coordinator:
         )
         self._copying = Copying(enabled=config.recovery.replicate_snapshots, ledger=self._ledger, keepers=self._keepers)
         self._cadence = Cadence(config.recovery, self._ledger, self._crew.post_to_agents)
+        self._observation = Observation(
+            config,
+            self._ledger,
+            failure_rate=self._cadence.failure_rate,
+            copied_step=lambda: self._copying.copied_step,
+        )
         self._saves = Saves(
             run=config.run,
             archive=self._archive,
@@ -194,6 +201,7 @@ class Coordinator:
             checkpoint=newest.name if newest else None,
             record=current,
         )
+        self._observation.start()
 
     # ------------------------------------------------------------ what members call
 
@@ -277,6 +285,7 @@ class Coordinator:
     async def _look(self) -> None:
         while True:
             self._watch.look()
+            self._observation.waits(self._watch.waits())
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _handle(self, event: Any) -> None:
@@ -321,6 +330,7 @@ class Coordinator:
                 await self._life.carry_out(rendezvous.exited(event))
             case RankMemory():
                 rendezvous.uses_memory(event.agent, event.memory)
+                self._observation.uses_memory(self._crew.rank_of(event.agent), event.memory.group_rss_bytes)
             case AgentFailed():
                 self._life.stop(event.message, "CallerError")
             case Reported():
@@ -334,6 +344,7 @@ class Coordinator:
             case Snapshotted():
                 self._saves.snapshotted(event)
                 self._cadence.snapshotted(event.snapshot)
+                self._observation.snapshotted(event.snapshot)
             case SnapshotSkipped():
                 self._saves.skipped(event)
             case ShardPersisted():
@@ -425,9 +436,11 @@ class Coordinator:
     async def _pulse(self, event: RankPulse) -> None:
         self._rendezvous.progressed(event.agent, event.generation, event.step, time.time())
         self._save_at_once.progressed(event.generation, event.step)
-        if event.loss is not None and self._crew.rank_of(event.agent) == 0:
+        rank = self._crew.rank_of(event.agent)
+        if event.loss is not None and rank == 0:
             self._loss = event.loss
-        self._cadence.pulse(event, self._crew.rank_of(event.agent))
+        self._cadence.pulse(event, rank)
+        self._observation.pulse(rank, event)
         cause = self._watch.pulse(event)
         if cause is not None:
             await self._life.carry_out(self._rendezvous.fail(cause))

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from orchestrator.observe.discovery import exporter_url, last_exporter
 from orchestrator.observe.ledger import LEDGER_FILE, read_ledger
 from orchestrator.observe.summary import Summary, summarize
 from workers.errors import CallerError
@@ -39,11 +40,16 @@ def events(run_dir: RunDir, follow: Follow = False, as_json: EventsJson = False)
 
 def status(run_dir: RunDir, as_json: StatusJson = False) -> None:
     """Say in a few lines how a run is doing."""
-    summary = summarize(_entries(run_dir, follow=False))
+    entries = list(_entries(run_dir, follow=False))
+    summary = summarize(entries)
+    exporter = last_exporter(entries)
+    url = exporter_url(exporter) if exporter is not None else None
     if as_json:
-        print(json.dumps(_as_json(summary)))
+        print(json.dumps(_as_json(summary) | {"metrics_url": url}))
     else:
         print("\n".join(_lines(summary, time.time())))
+        if url is not None and summary.state not in ("finished", "stopped"):
+            print(f"metrics     {url}")
 
 
 def _entries(run_dir: Path, follow: bool) -> Iterator[dict[str, Any]]:
@@ -92,6 +98,11 @@ def _lines(summary: Summary, now: float) -> Iterator[str]:
     yield f"lost        {summary.lost_steps} steps trained again" + (
         f", {recovery:.2f} s from a failure to training (median)" if recovery is not None else ""
     )
+    account = summary.accounting.at()
+    if account.goodput_ratio is not None:
+        spent = sorted(account.seconds.items(), key=lambda item: -item[1])
+        parts = ", ".join(f"{kind.replace('_', ' ')} {seconds:,.1f} s" for kind, seconds in spent if seconds >= 0.05)
+        yield f"time        {100 * account.goodput_ratio:.1f} % productive ({parts})"
     if summary.batches_skipped:
         yield f"left out    {summary.batches_skipped} batches, whose loss or gradient norm was bad"
     last = summary.last_failure
@@ -121,6 +132,8 @@ def _as_json(summary: Summary) -> dict[str, Any]:
         "durable_seconds_median": summary.durable_seconds_median,
         "failures": dict(summary.failures),
         "lost_steps": summary.lost_steps,
+        "time_seconds": dict(summary.accounting.at().seconds),
+        "goodput_ratio": summary.accounting.at().goodput_ratio,
         "batches_skipped": summary.batches_skipped,
         "recovery_seconds": summary.recovery_seconds,
         "quarantined": summary.quarantined,

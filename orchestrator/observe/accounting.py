@@ -74,13 +74,23 @@ class Account:
 
     @property
     def goodput_ratio(self) -> float | None:
-        """Productive time over all time, also known as ETTR with queueing; None before any has passed."""
+        """Productive time over all time; None before any has passed."""
         return _ratio(self.seconds["productive"], self.elapsed_seconds)
 
     @property
     def ettr_ratio(self) -> float | None:
-        """The same without the time in which there was no driver."""
-        return _ratio(self.seconds["productive"], self.elapsed_seconds - self.seconds["down"])
+        """Effective training time ratio as Kokolis et al. (2024) define it: time neither spent on getting there, after
+        a start or a failure, nor trained again, over the time in which there was a driver. Saves are part of it."""
+        return _ratio(self._effective_seconds, self.elapsed_seconds - self.seconds["down"])
+
+    @property
+    def ettr_queueing_ratio(self) -> float | None:
+        """The same over all time, that between drivers included."""
+        return _ratio(self._effective_seconds, self.elapsed_seconds)
+
+    @property
+    def _effective_seconds(self) -> float:
+        return self.seconds["productive"] + self.seconds["save_stall"] + self.seconds["save_interference"]
 
     @property
     def save_overhead_ratio(self) -> float | None:
@@ -128,6 +138,9 @@ class Accounting:
         self.costs: list[FailureCost] = []
         self.generation = 0
         self.step = 0  # the highest that the run has done
+        self.steps_done = 0  # those done again included
+        self.stepped_at: float | None = None  # when the last one that the ledger names was done
+        self.failures_without_progress = 0  # since a step was done that had not been done before
         self._seconds = dict.fromkeys(KINDS, 0.0)
         self._owed = {"save_stall": 0.0, "save_interference": 0.0}
         self._clock: float | None = None  # all before is settled
@@ -147,6 +160,16 @@ class Accounting:
     def regaining(self) -> int | None:
         """The step that is to be done again; None if the run is where it has not been before."""
         return self.step if self._position < self.step else None
+
+    @property
+    def state(self) -> str:
+        """As an account has it."""
+        return self._state
+
+    @property
+    def position(self) -> int:
+        """The last step that the newest generation is known to have done."""
+        return self._position
 
     def add_all(self, entries: Iterable[Mapping[str, Any]]) -> "Accounting":
         for entry in entries:
@@ -220,9 +243,11 @@ class Accounting:
             self._reached(step, failed_at)
         else:  # a step that some ranks had done, and not all
             self._advance(failed_at)
+            self._moved_to(step)
             self.step = max(self.step, step)
         noticed_at = float(entry.get("noticed_at") or at)
         self._add_cost(entry["cause"], rank=entry["rank"], step=step, failed_at=failed_at, noticed_at=noticed_at)
+        self.failures_without_progress += 1
         self._failed, self._state = True, "recovering"
         self._advance(min(noticed_at, at), "detection")
 
@@ -286,10 +311,18 @@ class Accounting:
         for level in sorted({cost.step for cost in self._open if cost.step <= step} | {min(self.step, step), step}):
             if level > began:
                 self._advance(began_at + (at - began_at) * (level - began) / (step - began))
-            self._position = max(self._position, level)
+            self._moved_to(level)
             self._note_regained()
         self._advance(at)
         self.step = max(self.step, step)
+
+    def _moved_to(self, step: int) -> None:
+        if step > self._position:
+            self.stepped_at = self._clock
+        if step > self.step:
+            self.failures_without_progress = 0
+        self.steps_done += max(0, step - self._position)
+        self._position = max(self._position, step)
 
     def _note_regained(self) -> None:
         for cost in list(self._open):

@@ -3,8 +3,8 @@
 It runs on threads of the coordinator's process, so it must survive whatever connects to it:
 
 - A client that says nothing, or says it slowly, is cut off when its time for a request is over.
-- More connections than `CONNECTIONS_MAX` are closed at once; fewer streams, which stay open, are let in, so that room is
-  left for a scrape.
+- More connections than `CONNECTIONS_MAX` are closed at once; streams, which stay open, are fewer, so that there is
+  room for a scrape.
 - A request that is no HTTP, or too long, is answered with an error, or not at all; a route that raises, with 500.
 - A client that does not read is cut off when a write has waited for `WRITE_SECONDS`.
 
