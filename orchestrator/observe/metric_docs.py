@@ -41,8 +41,8 @@ Google's ML Goodput Measurement that fit best.
 
 _WHEN = """
 Lost steps are counted when they are done again: training is productive while it does what was not done before. What
-goes on now is believed to be what went on last, until the ledger says otherwise; where that was too much of a kind, such
-as the seconds before a hang is noticed, it does not grow until it is true.
+goes on now is believed to be what went on last, until the ledger says otherwise; where that was too much of a kind,
+such as the seconds before a hang is noticed, it does not grow until it is true.
 """
 
 
