@@ -4,6 +4,7 @@ It writes `progress` into the ledger, and answers on HTTP. It decides nothing, a
 run: events are taken in with a few operations each, all else is done on threads of its own when somebody asks.
 """
 
+import functools
 import json
 import logging
 import os
@@ -11,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import Any
+from typing import Any, ParamSpec
 
 from orchestrator import ray_metrics
 from orchestrator.decide.failure_rate import RatePosterior
@@ -32,6 +33,21 @@ logger = logging.getLogger("lastgood")
 _WRITE_SECONDS = 0.75 * PROGRESS_SECONDS
 _LOOK_SECONDS = 5.0
 _RATE_SECONDS = 10.0
+
+P = ParamSpec("P")
+
+
+def _harmless(method: Callable[P, None]) -> Callable[P, None]:
+    """What goes wrong in it is logged: the run goes on unobserved."""
+
+    @functools.wraps(method)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(*args, **kwargs)
+        except Exception:
+            logger.exception("lastgood: the run could not be observed")
+
+    return guarded
 
 
 class Observation:
@@ -76,6 +92,7 @@ class Observation:
 
     # ------------------------------------------------------------ what happens
 
+    @_harmless
     def pulse(self, rank: int | None, event: RankPulse) -> None:
         if rank is None:
             return
@@ -101,11 +118,13 @@ class Observation:
             stall_seconds=stall_seconds,
         )
 
+    @_harmless
     def uses_memory(self, rank: int | None, memory_bytes: int) -> None:
         if rank is not None:
             with self.lock:
                 self.live.uses_memory(rank, memory_bytes)
 
+    @_harmless
     def snapshotted(self, held: HeldSnapshot) -> None:
         """Of those that are to be written, the ledger's `snapshot` says what they cost."""
         if not held.durable and held.stall_seconds:
@@ -113,11 +132,13 @@ class Observation:
             with self.lock:
                 self._memory_stalls[key] = max(self._memory_stalls.get(key, 0.0), held.stall_seconds)
 
+    @_harmless
     def waits(self, waited_for: Mapping[int, float]) -> None:
         """By rank, the part of the time in which the others wait for it."""
         with self.lock:
             self.live.waited_for = waited_for
 
+    @_harmless
     def _take(self, entry: Mapping[str, Any]) -> None:
         with self.lock:
             self.summary.add(dict(entry))
@@ -166,10 +187,12 @@ class Observation:
 
     # ------------------------------------------------------------ the exporter
 
+    @_harmless
     def start(self) -> None:
         """Answer on HTTP, and report through Ray. What does not work is logged."""
         recovery = self._config.recovery
-        threading.Thread(target=self._look, name="lastgood-observation", daemon=True).start()
+        for look in (self._look_at_storage, self._report_through_ray):
+            threading.Thread(target=look, name="lastgood-observation", daemon=True).start()
         if recovery.metrics_port is None:
             return
         answer = metrics_route(self.view, self._exporter)
@@ -215,19 +238,26 @@ class Observation:
             except OSError as error:
                 logger.warning("lastgood: Prometheus cannot be told where the metrics are: %s", error)
 
-    def _look(self) -> None:
-        """Every few seconds: what may wait for storage or Ray."""
-        reporter = ray_metrics.Reporter()
+    def _look_at_storage(self) -> None:
+        """Every few seconds; storage that stalls holds up nothing else."""
         while True:
             try:
                 stats = os.statvfs(self._config.run_dir)
                 self._storage = (stats.f_bavail * stats.f_frsize, stats.f_blocks * stats.f_frsize)
             except OSError:
                 self._storage = None
+            time.sleep(_LOOK_SECONDS)
+
+    def _report_through_ray(self) -> None:
+        reporter, failed = ray_metrics.Reporter(), False
+        while True:
             try:
                 with self.lock:
                     readings = reporter.of(self.view())
                 reporter.report(readings)
+                failed = False
             except Exception:
-                logger.exception("lastgood: metrics could not be reported through Ray")
+                if not failed:
+                    logger.exception("lastgood: metrics could not be reported through Ray")
+                failed = True
             time.sleep(_LOOK_SECONDS)

@@ -15,11 +15,13 @@ from workers.checkpoint.store import LocalStore
 logger = logging.getLogger("lastgood")
 
 TARGETS_FILE = "prometheus.json"
+_DRIVER = "__lastgood_driver"
+"""Prometheus drops labels with such names once it has read the file."""
 
 
 def announce(run_dir: Path, target: str, driver: str) -> None:
     """`target`: host:port. Raises OSError."""
-    groups = [{"targets": [target], "labels": {"driver": driver}}]
+    groups = [{"targets": [target], "labels": {_DRIVER: driver}}]
     LocalStore(run_dir).write_atomic(TARGETS_FILE, json.dumps(groups).encode() + b"\n")
 
 
@@ -27,7 +29,7 @@ def withdraw(run_dir: Path, driver: str) -> None:
     """The run of this driver is over; another one's target stays."""
     path = run_dir / TARGETS_FILE
     try:
-        if json.loads(path.read_bytes())[0]["labels"]["driver"] == driver:
+        if json.loads(path.read_bytes())[0]["labels"][_DRIVER] == driver:
             path.unlink()
     except FileNotFoundError:
         pass

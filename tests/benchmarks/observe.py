@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--scrapes", type=int, default=50)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     asked = parser.parse_args()
-    Observation._look = lambda self: None  # type: ignore[method-assign]  # there is no Ray to report to
+    Observation._report_through_ray = lambda self: None  # type: ignore[method-assign]  # there is no Ray to report to
     with tempfile.TemporaryDirectory() as directory:
         shares = watching_share(Path(directory, "small"))
         took, size = scrape_seconds(Path(directory, "large"), asked.ranks, asked.failures, asked.scrapes)

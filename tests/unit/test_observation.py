@@ -28,7 +28,7 @@ def ask(url: str) -> tuple[int, bytes]:
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is reported through Ray, which is not there."""
-    monkeypatch.setattr(Observation, "_look", lambda self: None)
+    monkeypatch.setattr(Observation, "_report_through_ray", lambda self: None)
 
 
 def target(run_dir: Path) -> str:
@@ -92,6 +92,16 @@ def test_a_taken_port_is_said_in_the_ledger_and_an_address_that_is_not_ours_hurt
     off = observe(eventful_run(), tmp_path / "off", recovery=RecoveryConfig(metrics_port=None))
     off.start()
     assert read_ledger(tmp_path / "off" / "ledger.jsonl")[-1]["kind"] == "coordinator"
+
+
+def test_an_entry_that_cannot_be_understood_hurts_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = eventful_run()
+    observation = observe(run, tmp_path / "gpt")
+    observation._ledger.append("generation", generation="three")
+    assert "the run could not be observed" in caplog.text
+    observation._ledger.append("commit", generation=2)
+    observation.pulse(0, pulse(run))
+    assert healthz(observation)[0] == 200
 
 
 def healthz(observation: Observation) -> tuple[int, list[str]]:
