@@ -1,13 +1,17 @@
-"""Fixtures that all tests share: one Ray per test session, in its own temporary directory."""
+"""Fixtures that all tests share: one Ray per test session, in its own temporary directory, and one browser."""
 
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 # Examples are slow on a machine that others use too; how long one takes says nothing about whether it is right.
 hypothesis.settings.register_profile("lastgood", deadline=None)
@@ -51,3 +55,25 @@ def ray_cluster() -> Iterator[Path]:
     yield directory
     ray.shutdown()
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    """A headless Chromium, the one that the machine has; nothing is downloaded. Without one its tests are skipped, but
+    in CI they fail.
+
+    One a module: until it is closed, an event loop is running on this thread, so that `asyncio.run` is refused.
+    """
+    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if executable is None:
+        need = "these tests need Chromium, and there is no command of that name"
+        if os.environ.get("CI") == "true":
+            pytest.fail(need)
+        pytest.skip(need)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        # Containers rarely let a process make the namespaces of Chromium's sandbox.
+        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        yield browser
+        browser.close()
