@@ -12,7 +12,10 @@ _COMMANDS: tuple[str, ...] = ()
 def register(app: typer.Typer) -> None:
     """Add the group."""
     group = typer.Typer(
-        name="chaos", help="Attack a run where it hurts, and judge what is left.", no_args_is_help=True, add_completion=False
+        name="chaos",
+        help="Attack a run where it hurts, and judge what is left.",
+        no_args_is_help=True,
+        add_completion=False,
     )
     for module in _COMMANDS:
         add: Callable[[typer.Typer], None] = import_module(module).register
