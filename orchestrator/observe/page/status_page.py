@@ -1,0 +1,65 @@
+"""The status page of one run, as a server serves it: three documents of the same state."""
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.observe.page import render
+from orchestrator.observe.page.state import RunView
+
+
+class StatusPage:
+    """Entries are taken on one thread and pages asked for on others. `live()`: what the coordinator knows at the
+    moment, as `RunView.document` takes it, None if there is none to ask."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        live: Callable[[], Mapping[str, Any] | None] = lambda: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._view = RunView(run_dir)
+        self._live = live
+        self._clock = clock
+        self._lock = threading.Lock()
+
+    def take(self, entry: Mapping[str, Any]) -> None:
+        """The next entry of the ledger; never raises."""
+        with self._lock:
+            self._view.take(entry)
+
+    def take_all(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        for entry in entries:
+            self.take(entry)
+
+    def page(self) -> str:
+        """The whole page, as HTML."""
+        live = self._live()
+        with self._lock:
+            return render.page(self._view.document(self._clock(), live), self._view.timeline)
+
+    def main(self) -> str:
+        """The part of it that changes, which the page asks for again and again."""
+        live = self._live()
+        with self._lock:
+            return render.main(self._view.document(self._clock(), live), self._view.timeline)
+
+    def state_json(self) -> str:
+        """The state document; what JSON does not have (infinite intervals) is null."""
+        live = self._live()
+        with self._lock:
+            document = self._view.document(self._clock(), live)
+        return json.dumps(_finite(document), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
