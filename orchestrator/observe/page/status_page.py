@@ -10,6 +10,7 @@ from typing import Any
 
 from orchestrator.observe.page import render
 from orchestrator.observe.page.state import RunView
+from orchestrator.observe.server import Response, Route
 
 
 class StatusPage:
@@ -37,6 +38,14 @@ class StatusPage:
         for entry in entries:
             self.take(entry)
 
+    def routes(self) -> dict[str, Route]:
+        """For `server.Server`."""
+        return {
+            "/": lambda: _response(self.page(), "text/html"),
+            "/main": lambda: _response(self.main(), "text/html"),
+            "/state.json": lambda: _response(self.state_json(), "application/json"),
+        }
+
     def page(self) -> str:
         """The whole page, as HTML."""
         live = self._live()
@@ -55,6 +64,10 @@ class StatusPage:
         with self._lock:
             document = self._view.document(self._clock(), live)
         return json.dumps(_finite(document), allow_nan=False)
+
+
+def _response(text: str, content_type: str) -> Response:
+    return Response(body=text.encode(), content_type=f"{content_type}; charset=utf-8")
 
 
 def _finite(value: Any) -> Any:
