@@ -69,7 +69,7 @@ class Ledger:
         self._listeners: list[Callable[[Mapping[str, Any]], None]] = []
         data = self._store.read_bytes(self._name) if self._store.exists(self._name) else b""
         self._torn = bool(data) and not data.endswith(b"\n")
-        self._seq = max((entry["seq"] for entry in _entries(data.splitlines())), default=0)
+        self._seq = max((entry["seq"] for entry in entries_in(data.splitlines())), default=0)
 
     def append(self, kind: str, **fields: Any) -> None:
         """Record an event. `at` among the fields is when it happened, in Unix seconds; now, if it is not given.
@@ -137,7 +137,7 @@ class _Line:
 
 def read_ledger(path: Path) -> list[dict[str, Any]]:
     """All entries that are whole, in the order of the file; FileNotFoundError if there is no ledger."""
-    return list(_entries(path.read_bytes().splitlines()))
+    return list(entries_in(path.read_bytes().splitlines()))
 
 
 def committed_checkpoints(entries: Iterable[dict[str, Any]]) -> frozenset[str]:
@@ -151,7 +151,8 @@ def committed_checkpoints(entries: Iterable[dict[str, Any]]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _entries(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
+def entries_in(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
+    """Those of the lines that are whole entries."""
     for line in lines:
         try:
             entry = json.loads(line)

@@ -1,6 +1,7 @@
 """Ledger entries, durations and amounts in words, for people who do not know the ledger's format. Pure."""
 
 import math
+import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -27,9 +28,15 @@ CAUSES: Mapping[str, str] = {
 SOURCES: Mapping[str, str] = {"fresh": "the start", "memory": "memory", "checkpoint": "a checkpoint"}
 
 _TITLE_MAX = 300
+_UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
 
 Said = tuple[str, str, str]
 """Tone, title, detail."""
+
+
+def visible(text: str) -> str:
+    """What cannot be seen, steers a terminal or turns other text around becomes a replacement character."""
+    return _UNSHOWN.sub("\ufffd", text)
 
 
 def duration(seconds: float) -> str:

@@ -149,7 +149,8 @@ def line_chart(
             drawn.append(
                 h("polyline", points=" ".join(f"{a:.1f},{b:.1f}" for a, b in places), class_=f"line-{one.kind}")
             )
-    names = [(one.name, one.kind) for one in series] + [(rule.name, rule.kind) for rule in rules]
+    names = dict.fromkeys([*((one.name, one.kind) for one in series), *((rule.name, rule.kind) for rule in rules)])
+    ends = [h("span", x.show(value)) for value in (x.low, x.middle, x.high)]
     return h(
         "figure",
         h(
@@ -164,9 +165,9 @@ def line_chart(
                 role="img",
                 aria_label=label,
             ),
+            h("div", ends, class_="axis"),
             class_="plot",
         ),
-        h("div", h("span", x.show(x.low)), h("span", x.show(x.middle)), h("span", x.show(x.high)), class_="axis"),
         h("ul", [h("li", _line_swatch(kind), name) for name, kind in names], class_="legend row"),
     )
 

@@ -6,11 +6,11 @@ that turn the direction of writing around. Only this module makes `Html` of stri
 """
 
 import html
-import re
 from collections.abc import Iterable
 
+from orchestrator.observe import words
+
 _VOID = frozenset({"meta", "br", "col", "line", "rect", "circle", "path", "polyline"})
-_UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
 
 
 class Html(str):
@@ -35,7 +35,7 @@ def join(children: Iterable[object]) -> Html:
 
 def text(value: object) -> Html:
     """Escaped; what cannot be seen, or turns other text around, becomes a replacement character."""
-    return Html(html.escape(_UNSHOWN.sub("\ufffd", str(value))))
+    return Html(html.escape(words.visible(str(value))))
 
 
 def _flat(children: Iterable[object]) -> Iterable[str]:

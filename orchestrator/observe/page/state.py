@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.observe import words
-from orchestrator.observe.accounting import Account, Accounting, FailureCost
+from orchestrator.observe.accounting import Account, FailureCost
 from orchestrator.observe.summary import Summary
 from orchestrator.observe.timeline import Timeline
 
@@ -42,7 +42,6 @@ class RunView:
         self.run_dir = run_dir
         self.summary = Summary()
         self.timeline = Timeline()
-        self.accounting = Accounting()
         self._agents: dict[int, dict[str, Any]] = {}
         self._dead: set[int] = set()
         self._suspected: set[int] = set()
@@ -59,7 +58,7 @@ class RunView:
 
     def take(self, entry: Mapping[str, Any]) -> None:
         state = self.summary.state
-        for fold in (self.summary.add, self.timeline.take, self.accounting.add, self._take):
+        for fold in (self.summary.add, self.timeline.take, self._take):
             try:
                 fold(dict(entry))
             except (KeyError, TypeError, ValueError, AttributeError):
@@ -77,7 +76,7 @@ class RunView:
         """At Unix time `now`. `live`: what `Coordinator.status` returns, None if no coordinator is asked."""
         summary, live = self.summary, live or {}
         step = max(summary.step, int(live.get("step") or 0))
-        account = self.accounting.at(now if self.timeline.ended_at is None else self.timeline.ended_at)
+        account = summary.accounting.at(now if self.timeline.ended_at is None else self.timeline.ended_at)
         return {
             "v": VERSION,
             "now": now,
@@ -101,7 +100,7 @@ class RunView:
             },
             "progress": self._progress(step, now),
             "protection": self._protection(step, live),
-            "account": _account(account, self.accounting.costs),
+            "account": _account(account, summary.accounting.costs),
             "failures": {
                 "count": summary.failures.total(),
                 "by_cause": dict(summary.failures.most_common()),

@@ -63,16 +63,17 @@ class StatusPage:
         live = self._live()
         with self._lock:
             document = self._view.document(self._clock(), live)
-        return json.dumps(_finite(document), allow_nan=False)
+        return json.dumps(finite(document), allow_nan=False)
 
 
 def _response(text: str, content_type: str) -> Response:
     return Response(body=text.encode(), content_type=f"{content_type}; charset=utf-8")
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """For JSON: what it does not have is null."""
     if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
