@@ -58,6 +58,8 @@ class RecoveryConfig:
     the run with an error; "rollback" goes back to the newest saved state and passes over the batches of that step.
     loss_spike_factor: a loss or gradient norm above this factor times the median of the last 50 counts as bad; with
     None only one that is not finite does.
+    total_steps: how many steps the run will have done at its end, if that is known: the status page tells from it when
+    that will be. Nothing depends on it.
     record_samples: whether the ids of consumed samples are written to the run directory.
     check_replicas: whether what ranks must hold alike is compared at each save, up to 256 MiB of it, in turns; a loop
     that lets replicas drift, as local SGD does, needs False.
@@ -96,6 +98,7 @@ class RecoveryConfig:
     takeover_seconds: float = 30.0
     on_bad_loss: Policy = "stop"
     loss_spike_factor: float | None = None
+    total_steps: int | None = None
     record_samples: bool = True
     check_replicas: bool = True
     metrics_port: int | None = 0
@@ -115,6 +118,8 @@ class RecoveryConfig:
                 part is None or (isinstance(part, int | float) and not isinstance(part, bool) and 0 < part <= 1),
                 "a number above 0 and at most 1, or None",
             )
+        if self.total_steps is not None:
+            self._require_whole("total_steps", 1, "a whole number, at least 1, or None")
         self._require_whole("keep_last", 1, "a whole number, at least 1")
         self._require_whole("keep_last_min", 1, "a whole number, at least 1")
         self._require("keep_last_min", self.keep_last_min <= self.keep_last, f"at most keep_last, {self.keep_last}")

@@ -28,6 +28,7 @@ from orchestrator.lifecycle import Lifecycle
 from orchestrator.mailbox import Mailboxes
 from orchestrator.observation import Observation
 from orchestrator.observe.ledger import Ledger
+from orchestrator.observe.page.status_page import StatusPage
 from orchestrator.outcome import CoordinatorConfig, Outcome
 from orchestrator.protection_watch import ProtectionWatch
 from orchestrator.reports import ReportSequence
@@ -89,7 +90,13 @@ class Coordinator:
         self._ledger = Ledger(config.run_dir / "ledger.jsonl")
         current = recovery.current_generation(self._archive, config.driver)
         self._resuming = current is not None
-        self._ledger.append("coordinator", driver=config.driver, resumed=self._resuming, pid=os.getpid())
+        self._ledger.append(
+            "coordinator",
+            driver=config.driver,
+            resumed=self._resuming,
+            pid=os.getpid(),
+            total_steps=config.recovery.total_steps,
+        )
         failpoint.arm(config.recovery.failpoints, config.run_dir / "faults")
         self._budget = FailureBudget(config.recovery.max_failures, rng=random.Random())
         self._probation = Probation()
@@ -111,11 +118,14 @@ class Coordinator:
         )
         self._copying = Copying(enabled=config.recovery.replicate_snapshots, ledger=self._ledger, keepers=self._keepers)
         self._cadence = Cadence(config.recovery, self._ledger, self._crew.post_to_agents)
+        self._page = StatusPage(config.run_dir, live=self._live_status)
+        self._page.follow(self._ledger)
         self._observation = Observation(
             config,
             self._ledger,
             failure_rate=self._cadence.failure_rate,
             copied_step=lambda: self._copying.copied_step,
+            routes=self._page.routes(),
         )
         self._saves = Saves(
             run=config.run,
@@ -255,6 +265,10 @@ class Coordinator:
         return following
 
     async def status(self) -> dict[str, Any]:
+        return self._live_status()
+
+    def _live_status(self) -> dict[str, Any]:
+        """Also asked for by the status page, on a thread of its own."""
         return {
             **self._crew.status(),
             "loss": self._loss,

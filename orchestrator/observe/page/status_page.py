@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from orchestrator.observe.ledger import Ledger, read_ledger
 from orchestrator.observe.page import render
 from orchestrator.observe.page.state import RunView
 from orchestrator.observe.server import Response, Route
@@ -28,6 +29,11 @@ class StatusPage:
         self._live = live
         self._clock = clock
         self._lock = threading.Lock()
+
+    def follow(self, ledger: Ledger) -> None:
+        """Take what it has, and what comes."""
+        self.take_all(read_ledger(ledger.path))
+        ledger.listen(self.take)
 
     def take(self, entry: Mapping[str, Any]) -> None:
         """The next entry of the ledger; never raises."""
