@@ -4,7 +4,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.installed-$(shell cksum < pyproject.toml | tr -d ' ')
 
-.PHONY: setup demo test test-slow check chaos-deaths soak bench bench-recovery bench-failures bench-replicas bench-persist bench-planning bench-cadence bench-simulator clean
+.PHONY: setup demo test test-slow check chaos-deaths soak bench bench-recovery bench-failures bench-replicas bench-persist bench-planning bench-cadence bench-simulator bench-observe clean
 
 setup: $(STAMP)
 
@@ -65,6 +65,10 @@ bench-cadence: $(STAMP)
 # How fast the simulator is; ARGS=--real: a real run with kills beside it.
 bench-simulator: $(STAMP)
 	$(BIN)/python tests/benchmarks/simulator.py $(ARGS)
+
+# What ledger and exporter cost, and how long a scrape of 1,024 ranks takes.
+bench-observe: $(STAMP)
+	$(BIN)/python tests/benchmarks/observe.py $(ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestrator.config import RecoveryConfig
 from orchestrator.decide.cost import overhead_ratio
-from orchestrator.decide.failure_rate import FailureRate, prior_from_cluster
+from orchestrator.decide.failure_rate import FailureRate, RatePosterior, prior_from_cluster
 from orchestrator.decide.run_history import RunHistory
 from orchestrator.decide.slowdown import Slowdown
 from orchestrator.decide.tuner import (
@@ -87,6 +87,12 @@ class Cadence:
     def interference_seconds(self) -> float:
         """How much longer the steps took while the save that has just ended was written."""
         return self._slowdown.seconds
+
+    def failure_rate(self) -> RatePosterior | None:
+        """Of all failures; None before the first generation."""
+        if self._tuner is None or self._history is None:
+            return None
+        return self._tuner.rates.posterior(self._history.at(self._clock()))
 
     # ------------------------------------------------------------ what happens
 

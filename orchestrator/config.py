@@ -58,9 +58,15 @@ class RecoveryConfig:
     the run with an error; "rollback" goes back to the newest saved state and passes over the batches of that step.
     loss_spike_factor: a loss or gradient norm above this factor times the median of the last 50 counts as bad; with
     None only one that is not finite does.
+    total_steps: how many steps the run will have done at its end, if that is known: the status page tells from it when
+    that will be. Nothing depends on it.
     record_samples: whether the ids of consumed samples are written to the run directory.
     check_replicas: whether what ranks must hold alike is compared at each save, up to 256 MiB of it, in turns; a loop
     that lets replicas drift, as local SGD does, needs False.
+    metrics_port: where the coordinator answers /metrics, /healthz and, for people, /; 0: any port that is free, which
+    `lastgood status` prints. If it is taken, another one is chosen, and the log says so. None: nowhere.
+    metrics_host: the address to listen at. By default only this machine reaches it; "0.0.0.0" opens it, without any
+    authentication, to the network.
     preload: modules that ranks find imported; importing them must start no thread and open no CUDA.
     volatile: identity fields that may differ between the saved and the resumed run, e.g. "config.steps".
     failpoints: faults to inject; for chaos tests.
@@ -92,8 +98,11 @@ class RecoveryConfig:
     takeover_seconds: float = 30.0
     on_bad_loss: Policy = "stop"
     loss_spike_factor: float | None = None
+    total_steps: int | None = None
     record_samples: bool = True
     check_replicas: bool = True
+    metrics_port: int | None = 0
+    metrics_host: str = "127.0.0.1"
     preload: tuple[str, ...] = ()
     volatile: tuple[str, ...] = ()
     failpoints: tuple[Arm, ...] = ()
@@ -109,6 +118,8 @@ class RecoveryConfig:
                 part is None or (isinstance(part, int | float) and not isinstance(part, bool) and 0 < part <= 1),
                 "a number above 0 and at most 1, or None",
             )
+        if self.total_steps is not None:
+            self._require_whole("total_steps", 1, "a whole number, at least 1, or None")
         self._require_whole("keep_last", 1, "a whole number, at least 1")
         self._require_whole("keep_last_min", 1, "a whole number, at least 1")
         self._require("keep_last_min", self.keep_last_min <= self.keep_last, f"at most keep_last, {self.keep_last}")
@@ -155,6 +166,18 @@ class RecoveryConfig:
             "loss_spike_factor",
             factor is None or (isinstance(factor, int | float) and 1 < factor < math.inf),
             "a number above 1, or None",
+        )
+        port = self.metrics_port
+        self._require(
+            "metrics_port",
+            port is None or (isinstance(port, int) and not isinstance(port, bool) and 0 <= port <= 65535),
+            "a port number from 0, for any that is free, to 65535, or None",
+        )
+        host = self.metrics_host
+        self._require(
+            "metrics_host",
+            isinstance(host, str) and host != "" and not any(sign in host for sign in " /@"),
+            'a name or address of this machine, e.g. "127.0.0.1", or "0.0.0.0" for all',
         )
         for name in ("preload", "volatile"):
             value = getattr(self, name)

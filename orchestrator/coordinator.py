@@ -26,7 +26,9 @@ from orchestrator.decide.probation import Probation
 from orchestrator.handover import Handover
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.mailbox import Mailboxes
+from orchestrator.observation import Observation
 from orchestrator.observe.ledger import Ledger
+from orchestrator.observe.page.status_page import StatusPage
 from orchestrator.outcome import CoordinatorConfig, Outcome
 from orchestrator.protection_watch import ProtectionWatch
 from orchestrator.reports import ReportSequence
@@ -88,7 +90,13 @@ class Coordinator:
         self._ledger = Ledger(config.run_dir / "ledger.jsonl")
         current = recovery.current_generation(self._archive, config.driver)
         self._resuming = current is not None
-        self._ledger.append("coordinator", driver=config.driver, resumed=self._resuming, pid=os.getpid())
+        self._ledger.append(
+            "coordinator",
+            driver=config.driver,
+            resumed=self._resuming,
+            pid=os.getpid(),
+            total_steps=config.recovery.total_steps,
+        )
         failpoint.arm(config.recovery.failpoints, config.run_dir / "faults")
         self._budget = FailureBudget(config.recovery.max_failures, rng=random.Random())
         self._probation = Probation()
@@ -110,6 +118,15 @@ class Coordinator:
         )
         self._copying = Copying(enabled=config.recovery.replicate_snapshots, ledger=self._ledger, keepers=self._keepers)
         self._cadence = Cadence(config.recovery, self._ledger, self._crew.post_to_agents)
+        self._page = StatusPage(config.run_dir, live=self._live_status)
+        self._page.follow(self._ledger)
+        self._observation = Observation(
+            config,
+            self._ledger,
+            failure_rate=self._cadence.failure_rate,
+            copied_step=lambda: self._copying.copied_step,
+            routes=self._page.routes(),
+        )
         self._saves = Saves(
             run=config.run,
             archive=self._archive,
@@ -194,6 +211,7 @@ class Coordinator:
             checkpoint=newest.name if newest else None,
             record=current,
         )
+        self._observation.start()
 
     # ------------------------------------------------------------ what members call
 
@@ -247,6 +265,10 @@ class Coordinator:
         return following
 
     async def status(self) -> dict[str, Any]:
+        return self._live_status()
+
+    def _live_status(self) -> dict[str, Any]:
+        """Also asked for by the status page, on a thread of its own."""
         return {
             **self._crew.status(),
             "loss": self._loss,
@@ -277,6 +299,7 @@ class Coordinator:
     async def _look(self) -> None:
         while True:
             self._watch.look()
+            self._observation.waits(self._watch.waits())
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _handle(self, event: Any) -> None:
@@ -321,6 +344,7 @@ class Coordinator:
                 await self._life.carry_out(rendezvous.exited(event))
             case RankMemory():
                 rendezvous.uses_memory(event.agent, event.memory)
+                self._observation.uses_memory(self._crew.rank_of(event.agent), event.memory.group_rss_bytes)
             case AgentFailed():
                 self._life.stop(event.message, "CallerError")
             case Reported():
@@ -334,6 +358,7 @@ class Coordinator:
             case Snapshotted():
                 self._saves.snapshotted(event)
                 self._cadence.snapshotted(event.snapshot)
+                self._observation.snapshotted(event.snapshot)
             case SnapshotSkipped():
                 self._saves.skipped(event)
             case ShardPersisted():
@@ -425,9 +450,11 @@ class Coordinator:
     async def _pulse(self, event: RankPulse) -> None:
         self._rendezvous.progressed(event.agent, event.generation, event.step, time.time())
         self._save_at_once.progressed(event.generation, event.step)
-        if event.loss is not None and self._crew.rank_of(event.agent) == 0:
+        rank = self._crew.rank_of(event.agent)
+        if event.loss is not None and rank == 0:
             self._loss = event.loss
-        self._cadence.pulse(event, self._crew.rank_of(event.agent))
+        self._cadence.pulse(event, rank)
+        self._observation.pulse(rank, event)
         cause = self._watch.pulse(event)
         if cause is not None:
             await self._life.carry_out(self._rendezvous.fail(cause))

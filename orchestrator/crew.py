@@ -41,7 +41,7 @@ class Crew:
 
     def status(self) -> dict[str, Any]:
         """For `SupervisedTrainer.status()`: what runs where, and how far it is."""
-        members = self.rendezvous.members
+        members = dict(self.rendezvous.members)  # also looked at from other threads
         return {
             "state": self.rendezvous.phase.value,
             "generation": self.rendezvous.generation,
@@ -53,6 +53,7 @@ class Crew:
                     "agent_pid": member.joined.pid,
                     "node_id": member.joined.node,
                     "step": member.step,
+                    "heard_at": member.heard_at,
                 }
                 for rank, member in sorted(members.items())
             ],

@@ -393,6 +393,7 @@ class Saves:
             **key,
             checkpoint=manifest.name,
             bytes=self._committed_bytes,
+            samples=sum(int(receipt.progress.get("samples", 0)) for receipt in receipts.values()) or None,
             verified_from=sorted({shard.verified_from for shard in decision.shards}),
             snapshot_at=snapshot_at,
             **self._sets.costs((decision.generation, decision.step)),

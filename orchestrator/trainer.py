@@ -22,6 +22,7 @@ from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, Sc
 from orchestrator import driver, ray_fit
 from orchestrator.config import RecoveryConfig
 from orchestrator.keepers import KeeperFleet
+from orchestrator.observe import discovery
 from orchestrator.outcome import CoordinatorConfig, Outcome
 from orchestrator.payload import pickle_loop
 from workers import errors
@@ -125,6 +126,7 @@ class SupervisedTrainer:
             fleet.close()
             driver.stop_actor(self._coordinator)
             self._coordinator = None
+            discovery.withdraw(self.run_dir, identity.driver)
         if outcome is None or not outcome.ended:
             raise ray_error or EnvironmentProblem(
                 f"the run in {self.run_dir} ended without a verdict: another driver took it over, or Ray stopped it"

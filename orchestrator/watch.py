@@ -69,6 +69,10 @@ class Watch:
         if self._detector and self._rendezvous.phase is Phase.RUNNING:
             self._carry_out(self._detector.look(time.monotonic()))
 
+    def waits(self) -> dict[int, float]:
+        """By rank, the part of the last two minutes in which all others waited for it alone."""
+        return self._stragglers.waits()
+
     def rank_ended(self, agent: str, generation: int) -> None:
         rank = self._rank_of(agent, generation)
         if self._detector and rank is not None:

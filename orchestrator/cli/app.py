@@ -24,7 +24,6 @@ def build_app() -> typer.Typer:
         name="lastgood",
         help="Keeps sharded PyTorch training on Ray Train alive.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator.archive import RunArchive, ScanResult
+from orchestrator.cli.progress import byte_progress
 from orchestrator.decide.lineage import CheckpointRecord, eligible
 from orchestrator.observe.ledger import LEDGER_FILE, committed_checkpoints, read_ledger
 from workers.checkpoint.manifest import Manifest
@@ -136,10 +137,12 @@ def verify(run_dir: RunDir, name: Name = None, as_json: Json = False) -> None:
     store = LocalStore(run_dir)
     found: dict[str, list[Problem]] = {}
     console = _console()
-    for checked in names:
-        found[checked] = verify_checkpoint(store, checked)
-        if not as_json:
-            _print_verdict(console, checked, found[checked], scan.quarantined)
+    sizes = {row.name: row.bytes or 0 for row in _rows(scan)}
+    with byte_progress(sum(sizes[checked] for checked in names)) as told:
+        for checked in names:
+            found[checked] = verify_checkpoint(store, checked, told)
+            if not as_json:
+                _print_verdict(console, checked, found[checked], scan.quarantined)
     if as_json:
         checkpoints = [
             {"name": checked, "ok": not problems, "problems": [asdict(problem) for problem in problems]}

@@ -1,9 +1,11 @@
 """`lastgood events` and `lastgood status`: what happened in a run, and how it is doing, from its ledger.
 
-Both read only, work on a run that is alive, finished or dead, and need neither Ray nor torch.
+Both read only, work on a run that is alive, finished or dead, and need neither Ray nor torch. Text from a run is shown
+without what would steer a terminal. Off a terminal nothing is animated and nothing coloured.
 """
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -12,17 +14,21 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.observe.ledger import LEDGER_FILE, read_ledger
-from orchestrator.observe.summary import Summary, summarize
+from orchestrator.cli import status_view
+from orchestrator.observe import words
+from orchestrator.observe.ledger import LEDGER_FILE
+from orchestrator.observe.tail import Tail
 from workers.errors import CallerError
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Directory of the run: storage_path/name.")]
 Follow = Annotated[bool, typer.Option("--follow", help="Go on with what happens from now on, until interrupted.")]
 EventsJson = Annotated[bool, typer.Option("--json", help="Print the ledger's lines as they are: one JSON object each.")]
-StatusJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Go on until the run has ended, or until interrupted.")]
+StatusJson = Annotated[bool, typer.Option("--json", help="Print one JSON object; with --watch one for each change.")]
 
 _POLL_SECONDS = 0.2
 _HEAD = ("v", "seq", "at", "kind")
+_INTERRUPTED = 130
 
 
 def register(app: typer.Typer) -> None:
@@ -33,37 +39,49 @@ def register(app: typer.Typer) -> None:
 
 def events(run_dir: RunDir, follow: Follow = False, as_json: EventsJson = False) -> None:
     """Print what happened in a run, one line an event."""
-    for entry in _entries(run_dir, follow):
-        print(json.dumps(entry) if as_json else _line(entry), flush=follow)
+    try:
+        for entry in _entries(_tail(run_dir, wait=follow), follow):
+            print(json.dumps(entry) if as_json else _line(entry), flush=follow)
+    except KeyboardInterrupt:
+        raise typer.Exit(_INTERRUPTED) from None
 
 
-def status(run_dir: RunDir, as_json: StatusJson = False) -> None:
+def status(run_dir: RunDir, watch: Watch = False, as_json: StatusJson = False) -> None:
     """Say in a few lines how a run is doing."""
-    summary = summarize(_entries(run_dir, follow=False))
-    if as_json:
-        print(json.dumps(_as_json(summary)))
-    else:
-        print("\n".join(_lines(summary, time.time())))
-
-
-def _entries(run_dir: Path, follow: bool) -> Iterator[dict[str, Any]]:
-    ledger = run_dir / LEDGER_FILE
-    if not ledger.is_file():
-        raise CallerError(f"{run_dir} has no {LEDGER_FILE}; RUN_DIR is the storage_path/name of a supervised run")
-    told = 0
-    while True:
-        entries = read_ledger(ledger)
-        yield from entries[told:]
-        told = len(entries)
-        if not follow:
+    try:
+        tail = _tail(run_dir, wait=watch)
+        if watch:
+            status_view.watch(tail, as_json=as_json)
             return
+        doing = status_view.Doing().take_all(tail.read())
+        print(json.dumps(doing.as_json())) if as_json else status_view.show(doing, time.time())
+    except KeyboardInterrupt:
+        raise typer.Exit(_INTERRUPTED) from None
+
+
+def _tail(run_dir: Path, *, wait: bool) -> Tail:
+    """Of the run's ledger, once there is one; CallerError if there is none and it is not waited for."""
+    tail = Tail(run_dir / LEDGER_FILE)
+    if not tail.exists():
+        if not wait:
+            raise CallerError(f"{run_dir} has no {LEDGER_FILE}; RUN_DIR is the storage_path/name of a supervised run")
+        print(f"lastgood: {run_dir} has no {LEDGER_FILE} yet; waiting for a run to begin there", file=sys.stderr)
+        while not tail.exists():
+            time.sleep(_POLL_SECONDS)
+    return tail
+
+
+def _entries(tail: Tail, follow: bool) -> Iterator[dict[str, Any]]:
+    yield from tail.read()
+    while follow:
         time.sleep(_POLL_SECONDS)
+        yield from tail.read()
 
 
 def _line(entry: dict[str, Any]) -> str:
     at = datetime.fromtimestamp(entry["at"], UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     fields = "  ".join(f"{key}={_value(value)}" for key, value in entry.items() if key not in _HEAD)
-    return f"{at}Z  {entry['kind']:<14}  {fields}"
+    return words.visible(f"{at}Z  {entry['kind']:<14}  {fields}")
 
 
 def _value(value: Any) -> str:
@@ -71,59 +89,3 @@ def _value(value: Any) -> str:
         return f"{value:.3f}"
     text = value if isinstance(value, str) else json.dumps(value)
     return text.replace("\n", "\\n") if len(text) <= 200 else f"{text[:200]!r}..."
-
-
-def _lines(summary: Summary, now: float) -> Iterator[str]:
-    origin = {"memory": ", restored from memory", "checkpoint": ", restored from a checkpoint"}.get(
-        summary.source or "", ""
-    )
-    yield f"state       {summary.state}, generation {summary.generation}, {summary.ranks} ranks{origin}"
-    yield f"step        {summary.step} or later"
-    age = f", {now - summary.committed_at:,.0f} s ago" if summary.committed_at is not None else ""
-    yield f"protected   up to {summary.protected_to}{age}" if age else f"protected   {summary.protected_to}"
-    if summary.unprotected_since is not None:
-        yield f"UNPROTECTED nothing was saved for {now - summary.unprotected_since:.0f} s, saves fail"
-    durable = summary.durable_seconds_median
-    cost = f", durable after {durable:.2f} s (median)" if durable is not None else ""
-    yield f"saves       {summary.commits} committed, {summary.skipped} skipped, {summary.failed_saves} failed{cost}"
-    causes = ", ".join(f"{cause} {count}" for cause, count in summary.failures.most_common())
-    yield f"failures    {summary.failures.total()}{f' ({causes})' if causes else ''}"
-    recovery = summary.recovery_seconds_median
-    yield f"lost        {summary.lost_steps} steps trained again" + (
-        f", {recovery:.2f} s from a failure to training (median)" if recovery is not None else ""
-    )
-    if summary.batches_skipped:
-        yield f"left out    {summary.batches_skipped} batches, whose loss or gradient norm was bad"
-    last = summary.last_failure
-    if last is not None:
-        code = "" if last["exit_code"] is None else f" {last['exit_code']}"
-        who = f"rank {last['rank']}" if last["rank"] >= 0 else "no single rank"
-        yield f"last cause  {who} after step {last['step']}: {last['error'] or last['cause'] + code}"
-    for name, reason in summary.quarantined.items():
-        yield f"quarantine  {name}: {reason}"
-    if summary.stop_reason is not None:
-        yield f"stopped     {summary.stop_reason.splitlines()[-1]}"
-
-
-def _as_json(summary: Summary) -> dict[str, Any]:
-    return {
-        "state": summary.state,
-        "step": summary.step,
-        "generation": summary.generation,
-        "ranks": summary.ranks,
-        "restored_from": summary.source,
-        "committed_step": summary.committed_step,
-        "committed_at": summary.committed_at,
-        "checkpoint": summary.checkpoint,
-        "commits": summary.commits,
-        "saves_skipped": summary.skipped,
-        "saves_failed": summary.failed_saves,
-        "durable_seconds_median": summary.durable_seconds_median,
-        "failures": dict(summary.failures),
-        "lost_steps": summary.lost_steps,
-        "batches_skipped": summary.batches_skipped,
-        "recovery_seconds": summary.recovery_seconds,
-        "quarantined": summary.quarantined,
-        "stop_reason": summary.stop_reason,
-        "last_at": summary.last_at,
-    }

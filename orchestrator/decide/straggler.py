@@ -57,6 +57,11 @@ class StragglerFinder:
         self._behind.append(behind[0] if len(behind) == 1 else None)
         return self._find()
 
+    def waits(self) -> dict[int, float]:
+        """By rank, the part of the looks that are kept, 0 to 1, at which all others waited for it alone."""
+        counts = Counter(rank for rank in self._behind if rank is not None)
+        return {rank: count / len(self._behind) for rank, count in counts.items()}
+
     def _find(self) -> Straggler | None:
         counts = Counter(rank for rank in self._behind if rank is not None)
         ranked = [*counts.most_common(2), (-1, 0), (-1, 0)]

@@ -75,7 +75,7 @@ class Ledger:
         self._listeners: list[Callable[[Mapping[str, Any]], None]] = []
         data = self._store.read_bytes(self._name) if self._store.exists(self._name) else b""
         self._torn = bool(data) and not data.endswith(b"\n")
-        self._seq = max((entry["seq"] for entry in _entries(data.splitlines())), default=0)
+        self._seq = max((entry["seq"] for entry in entries_in(data.splitlines())), default=0)
 
     def append(self, kind: str, **fields: Any) -> None:
         """Record an event. `at` among the fields is when it happened, in Unix seconds; now, if it is not given.
@@ -152,7 +152,7 @@ def read_ledger(path: Path) -> list[dict[str, Any]]:
 
 def parse_ledger(data: bytes) -> list[dict[str, Any]]:
     """The same, of a ledger's content."""
-    return list(_entries(data.splitlines()))
+    return list(entries_in(data.splitlines()))
 
 
 def committed_checkpoints(entries: Iterable[dict[str, Any]]) -> frozenset[str]:
@@ -166,7 +166,8 @@ def committed_checkpoints(entries: Iterable[dict[str, Any]]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _entries(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
+def entries_in(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
+    """Those of the lines that are whole entries."""
     for line in lines:
         try:
             entry = json.loads(line)

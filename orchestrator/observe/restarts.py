@@ -31,6 +31,11 @@ class Restarts:
         """Whether there was a failure after which not all ranks have finished a step yet."""
         return self._failed_at is not None
 
+    @property
+    def stepped_at(self) -> float | None:
+        """When the last rank had finished its first step of the newest generation; None if not all have."""
+        return max(self._first_steps.values()) if 0 < self._ranks == len(self._first_steps) else None
+
     def take(self, entry: Mapping[str, Any]) -> Restart | None:
         """An entry of any kind; the restart that it completes."""
         kind = entry["kind"]
@@ -42,7 +47,7 @@ class Restarts:
             self._failed_at = float(entry["failed_at"])
         elif kind == "first_step" and entry["generation"] == self._generation:
             self._first_steps[entry["rank"]] = float(entry["at_step"])
-            if self._failed_at is not None and len(self._first_steps) == self._ranks:
-                seconds, self._failed_at = max(self._first_steps.values()) - self._failed_at, None
+            if self._failed_at is not None and self.stepped_at is not None:
+                seconds, self._failed_at = self.stepped_at - self._failed_at, None
                 return Restart(source=self._source, seconds=seconds)
         return None

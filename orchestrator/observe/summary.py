@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.observe.accounting import Accounting
 from orchestrator.observe.restarts import Restarts
 
 
@@ -13,7 +14,7 @@ from orchestrator.observe.restarts import Restarts
 class Summary:
     """`state`: "starting", "training", "recovering", "finished" or "stopped". Times are Unix seconds.
 
-    step: the highest that the ledger names; the run may be further. lost_steps: trained again, over all failures.
+    step: the highest that the ledger names; the run may be further. accounting: where its time went.
     source: where the newest generation's state came from: "fresh", "checkpoint" or "memory".
     batches_skipped: after bad losses; saves that were skipped are in `skipped`.
     unprotected_since: only while saves fail and the newest saved state is older than the user's limit.
@@ -35,20 +36,24 @@ class Summary:
     durable_seconds: list[float] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
     last_failure: dict[str, Any] | None = None
-    lost_steps: int = 0
     batches_skipped: int = 0
     recovery_seconds: list[float] = field(default_factory=list)
     quarantined: dict[str, str] = field(default_factory=dict)
     stop_reason: str | None = None
     unprotected_since: float | None = None
     last_at: float | None = None
+    accounting: Accounting = field(default_factory=Accounting)
     _restored_step: int = 0
-    _failed_step: int | None = None
     _restarts: Restarts = field(default_factory=Restarts)
 
     @property
     def protected_to(self) -> str:
         return "nothing is saved yet" if self.committed_step is None else f"step {self.committed_step}"
+
+    @property
+    def lost_steps(self) -> int:
+        """Trained again, over all failures."""
+        return sum(cost.lost_steps for cost in self.accounting.costs)
 
     @property
     def durable_seconds_median(self) -> float | None:
@@ -63,6 +68,7 @@ class Summary:
         self.last_at = entry.get("at", self.last_at)
         if isinstance(entry.get("step"), int):
             self.step = max(self.step, entry["step"])
+        self.accounting.add(entry)
         if restart := self._restarts.take(entry):
             self.recovery_seconds.append(restart.seconds)
         match entry["kind"]:
@@ -92,7 +98,6 @@ class Summary:
                 self.state = "recovering"
                 self.failures[entry["cause"]] += 1
                 self.last_failure = entry
-                self._failed_step = entry["step"]
             case "skip":
                 self.batches_skipped += len(entry["batches"])
             case "quarantine":
@@ -108,9 +113,6 @@ class Summary:
         self.state = "recovering" if self._restarts.under_way else "starting"
         self.generation, self.ranks, self.stop_reason = entry["generation"], entry["ranks"], None
         self._restored_step, self.source = entry["restored_step"], entry.get("source")
-        if self._failed_step is not None:
-            self.lost_steps += max(0, self._failed_step - entry["restored_step"])
-            self._failed_step = None
 
 
 def summarize(entries: Iterable[dict[str, Any]]) -> Summary:

@@ -3,6 +3,7 @@
 What lies where is taken from the manifest alone, so that a damaged header does not hide which tensors are good.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from workers.checkpoint.digests import file_digests
@@ -20,17 +21,21 @@ class Problem:
     reason: str
 
 
-def verify_checkpoint(store: Store, name: str) -> list[Problem]:
+def verify_checkpoint(store: Store, name: str, told: Callable[[int], None] = lambda _: None) -> list[Problem]:
     """All problems of checkpoint `name`, in the order of the manifest; empty if every byte is as committed.
 
     Reads past the page cache where the file system allows. Errors of the storage itself become problems too: what
-    cannot be read cannot be restored.
+    cannot be read cannot be restored. `told(n)` is called when n more bytes have been looked at.
     """
     try:
         manifest = read_manifest(store, name)
     except (CheckpointDamaged, OSError) as error:
         return [Problem(file=MANIFEST_FILE, tensor=None, reason=str(error))]
-    return [problem for shard in manifest.shards for problem in _verify_shard(store, checkpoint_dir(name), shard)]
+    problems = []
+    for shard in manifest.shards:
+        problems += _verify_shard(store, checkpoint_dir(name), shard)
+        told(shard.bytes)
+    return problems
 
 
 def _verify_shard(store: Store, directory: str, shard: ShardRecord) -> list[Problem]:

@@ -1,0 +1,1 @@
+"""The status page: what a run is doing now, for people, and as one JSON document for scripts (docs/status.md)."""
