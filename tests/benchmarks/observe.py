@@ -22,8 +22,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
-from observation_samples import eventful_run, observe, pulse
 from made_up_run import MadeUpRun
+from observation_samples import eventful_run, observe, pulse
 
 from orchestrator.observation import Observation
 

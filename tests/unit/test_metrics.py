@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_up_run import MadeUpRun
 from observation_samples import eventful_run, observe, pulse
 from prometheus_client.parser import text_string_to_metric_families
-from made_up_run import MadeUpRun
 
 from orchestrator.observation import Observation
 from orchestrator.observe.accounting import KINDS, Account

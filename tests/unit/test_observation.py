@@ -7,8 +7,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from observation_samples import eventful_run, observe, pulse
 from made_up_run import MadeUpRun
+from observation_samples import eventful_run, observe, pulse
 
 from orchestrator.config import RecoveryConfig
 from orchestrator.observation import Observation
