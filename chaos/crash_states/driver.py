@@ -146,7 +146,9 @@ class Driver:
         key = {"generation": persist.generation, "step": persist.step, "attempt": persist.attempt}
         decisions = []
         for rank, shard in sorted(receipts.items()):
-            decisions += self.machine.shard_persisted(rank, **key, shard=shard, at=0.0)
+            decisions += self.machine.shard_persisted(
+                rank, persist.generation, persist.step, persist.attempt, shard, at=0.0
+            )
         for decision in decisions:
             if isinstance(decision, Commit):
                 self.commit(self.manifest(persist, decision.shards))

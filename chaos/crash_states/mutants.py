@@ -4,9 +4,10 @@ Nothing here is used by anything but the check itself.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from chaos.crash_states.driver import Driver, MarkingArchive
@@ -158,7 +159,9 @@ def _final(path: str) -> str:
 
 
 class _GenerationInPlace(RecordingStore):
-    def create_exclusive(self, path: str, data: bytes) -> None:
+    def create_exclusive(
+        self, path: str, data: bytes, *, points: str = "", context: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         with closing_file(self.open_new(path)) as file:
             file.write_at(memoryview(data), 0)
             file.sync()
