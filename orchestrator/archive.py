@@ -206,6 +206,13 @@ class RunArchive:
 
     # Changing
 
+    def prepare(self) -> None:
+        """Create what a run needs in its directory, durably."""
+        for name in (GENERATIONS_DIR, CHECKPOINTS_DIR):
+            self._store.make_dir(name)
+        # Whoever created them may have been killed before their names were durable.
+        self._store.sync_dir(".")
+
     def create_generation(self, record: GenerationRecord, *, seen: ScanResult) -> tuple[GenerationRecord, ...]:
         """Create a generation's file, durably; `seen` is the scan that the decision was made on. Returns all records.
 

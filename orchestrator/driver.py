@@ -20,9 +20,11 @@ from packaging.specifiers import SpecifierSet
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from orchestrator.archive import RunArchive
 from orchestrator.coordinator import Coordinator
 from orchestrator.outcome import CoordinatorConfig, Outcome
 from orchestrator.rounds import Round
+from workers.checkpoint.store import LocalStore, make_root
 from workers.errors import EnvironmentProblem
 from workers.link import NAMESPACE
 
@@ -65,8 +67,8 @@ def check_ray_version() -> None:
 def prepare_run_dir(run_dir: Path) -> None:
     """Create the run directory and prove that it can be written."""
     try:
-        for name in ("generations", "checkpoints"):
-            (run_dir / name).mkdir(parents=True, exist_ok=True)
+        make_root(run_dir)
+        RunArchive(LocalStore(run_dir)).prepare()
         probe = run_dir / f".probe-{os.getpid()}"
         with open(probe, "wb") as file:
             file.write(b"lastgood")

@@ -69,6 +69,7 @@ def create_generation(
     suspects: Mapping[str, str],
     memory: MemorySet | None,
     on_quarantine: Callable[[str, str], None],
+    clock: Callable[[], float] = time.time,
 ) -> Created:
     """Choose the rung to restore and create the next generation's file.
 
@@ -95,7 +96,7 @@ def create_generation(
             restored_step=step,
             source=source,
             reason="probation" if _passes_over(passed, suspects) else reason,
-            created_at=time.time(),
+            created_at=clock(),
             world_size=world_size,
             skip=tuple(sorted({*skip, *(batch for earlier in scan.generations for batch in earlier.skip)})),
         )

@@ -39,7 +39,7 @@ def check_behaviour(store: LocalStore) -> list[Check]:
     checks: list[Check] = []
     for behaviour in _BEHAVIOURS:
         try:
-            store.make_dir(behaviour.name)
+            store.create_dir(behaviour.name)
             problem = behaviour.run(store)
         except OSError as error:
             problem = str(error)
@@ -160,8 +160,8 @@ def _watch(store: LocalStore, source: str, target: str, content: bytes, done: th
 
 
 def _rename_directory(store: LocalStore) -> str:
-    store.make_dir("rename_dir/full")
-    store.make_dir("rename_dir/trash")
+    store.create_dir("rename_dir/full")
+    store.create_dir("rename_dir/trash")
     _write(store, "rename_dir/full/file", b"content")
     store.rename("rename_dir/full", "rename_dir/trash/full")
     if store.exists("rename_dir/full") or store.read_bytes("rename_dir/trash/full/file") != b"content":

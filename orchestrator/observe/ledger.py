@@ -23,14 +23,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workers.checkpoint.store import LocalStore
+from workers.checkpoint.store import LocalStore, Store
 
 _PATIENCE_SECONDS = 1.0
 _IDLE_SECONDS = 10.0
 LEDGER_FILE = "ledger.jsonl"
 FORMAT_VERSION = 1
 
-_DURABLE_KINDS = frozenset(
+DURABLE_KINDS = frozenset(
     {
         "generation",
         "failure",
@@ -54,11 +54,14 @@ never to a kill."""
 
 
 class Ledger:
-    """Appends to the ledger at `path`, whose directory exists. Safe to use from several threads."""
+    """Appends to the ledger at `path`, whose directory exists. Safe to use from several threads.
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
+    `store` is that directory, if it is to be written through another one than usual.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time, store: Store | None = None) -> None:
         self.path = path
-        self._store = LocalStore(path.parent)
+        self._store: Store = store if store is not None else LocalStore(path.parent)
         self._name = path.name
         self._clock = clock
         self._lock = threading.Lock()
@@ -82,7 +85,7 @@ class Ledger:
             self._seq += 1
             at = fields.pop("at", None)
             entry = {"v": FORMAT_VERSION, "seq": self._seq, "at": self._clock() if at is None else at, "kind": kind}
-            line = _Line(entry=_plain(entry | fields), durable=kind in _DURABLE_KINDS)
+            line = _Line(entry=_plain(entry | fields), durable=kind in DURABLE_KINDS)
             self._lines.put(line)
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write_all, name="lastgood-ledger", daemon=True)
@@ -137,7 +140,12 @@ class _Line:
 
 def read_ledger(path: Path) -> list[dict[str, Any]]:
     """All entries that are whole, in the order of the file; FileNotFoundError if there is no ledger."""
-    return list(_entries(path.read_bytes().splitlines()))
+    return parse_ledger(path.read_bytes())
+
+
+def parse_ledger(data: bytes) -> list[dict[str, Any]]:
+    """The same, of a ledger's content."""
+    return list(_entries(data.splitlines()))
 
 
 def committed_checkpoints(entries: Iterable[dict[str, Any]]) -> frozenset[str]:

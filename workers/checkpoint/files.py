@@ -45,6 +45,19 @@ class StoreFile(Protocol):
         """Close it; nothing is flushed."""
 
 
+class AppendFile(Protocol):
+    """A file that is open for appending."""
+
+    def append(self, data: bytes) -> None:
+        """Write all of `data` at the file's end."""
+
+    def sync(self) -> None:
+        """Make contents and length durable."""
+
+    def close(self) -> None:
+        """Close it; nothing is flushed."""
+
+
 class LocalFile:
     """A StoreFile on a POSIX file system. Falls back to the page cache where O_DIRECT is refused."""
 
@@ -119,6 +132,24 @@ class LocalFile:
         if not self.direct or error.errno not in _DIRECT_REFUSED:
             raise error
         self._set_direct(False)
+
+
+class LocalAppendFile:
+    """An AppendFile on a POSIX file system."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def append(self, data: bytes) -> None:
+        done = 0
+        while done < len(data):
+            done += os.write(self._descriptor, data[done:])
+
+    def sync(self) -> None:
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,8 @@ another driver creating the same name; NFS, where link and rename may report fai
 was lost and the request repeated (the outcome is looked at), and listings may be stale (`fresh=True`).
 
 Paths are relative to the root, with "/" between parts; ".." and absolute paths are refused. A test that records or
-fails storage operations overrides the primitives: open_new, link, move, unlink, sync_dir, and the methods of StoreFile.
+fails storage operations overrides the primitives: open_new, open_append, create_dir, link, move, unlink, sync_dir,
+remove_tree, and the methods of the files that are opened.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from workers import failpoint
-from workers.checkpoint.files import LocalFile, StoreFile, closing_file
+from workers.checkpoint.files import AppendFile, LocalAppendFile, LocalFile, StoreFile, closing_file
 
 _MEMORY_FILE_SYSTEMS = {0x01021994, 0x858458F6}  # tmpfs, ramfs
 
@@ -102,6 +103,7 @@ class LocalStore:
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
+        self._durable_names: set[str] = set()  # of files that are appended to
 
     def local_path(self, path: str) -> Path:
         """Where a path of this store lies; ValueError if it would lie outside of the root."""
@@ -111,13 +113,15 @@ class LocalStore:
         return self.root / pure
 
     def make_dir(self, path: str) -> None:
-        local = self.local_path(path)
-        if not self.root.is_dir():
+        self.local_path(path)
+        if not self.is_dir("."):
             raise FileNotFoundError(errno.ENOENT, "the run directory has vanished", str(self.root))
-        missing = [folder for folder in (local, *local.parents) if not folder.exists()]
-        local.mkdir(parents=True, exist_ok=True)
+        pure = PurePosixPath(path)
+        missing = [str(folder) for folder in (pure, *pure.parents) if not self.exists(str(folder))]
+        for folder in reversed(missing):
+            self.create_dir(folder)
         for folder in missing:
-            _fsync_directory(folder.parent)
+            self.sync_dir(_parent(folder))
 
     def list_dir(self, path: str, *, fresh: bool = False) -> list[str]:
         local = self.local_path(path)
@@ -175,19 +179,15 @@ class LocalStore:
         self.sync_dir(_parent(_parent(path)))
 
     def append(self, path: str, data: bytes, *, sync: bool = True) -> None:
-        local = self.local_path(path)
-        is_new = not local.exists()
-        descriptor = os.open(local, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            done = 0
-            while done < len(data):
-                done += os.write(descriptor, data[done:])
+        with contextlib.closing(self.open_append(path)) as file:
+            file.append(data)
             if sync:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        if sync and is_new:
+                file.sync()
+        # Also if the file was there: whoever created it may have been killed before its name was durable, or did not
+        # need it to be.
+        if sync and path not in self._durable_names:
             self.sync_dir(_parent(path))
+            self._durable_names.add(path)
 
     def rename(self, source: str, target: str) -> None:
         self.move(source, target)
@@ -204,6 +204,20 @@ class LocalStore:
         except FileNotFoundError:
             if self.exists(source) or not self.exists(target):
                 raise
+
+    def create_dir(self, path: str) -> None:
+        """Create one directory, not durably yet; one that is there is fine."""
+        local = self.local_path(path)
+        try:
+            os.mkdir(local)
+        except FileExistsError:
+            if not local.is_dir():
+                raise
+
+    def open_append(self, path: str) -> AppendFile:
+        """Open a file to append to, and create it if need be, not durably yet."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        return LocalAppendFile(os.open(self.local_path(path), flags, 0o666))
 
     def link(self, source: str, target: str) -> None:
         """Give a file a second name; FileExistsError if it is taken."""
@@ -257,6 +271,14 @@ class LocalStore:
     def _discard(self, temporary: str) -> None:
         with contextlib.suppress(OSError):
             self.unlink(temporary)
+
+
+def make_root(root: Path) -> None:
+    """Create a store's root and its parents, durably; an existing one is fine."""
+    missing = [folder for folder in (root, *root.parents) if not folder.exists()]
+    root.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        _fsync_directory(folder.parent)
 
 
 def _hit(points: str, step: str, context: Mapping[str, Any]) -> None:
