@@ -15,6 +15,7 @@ Faults survived: a kill between any two operations; another driver doing the sam
 directory truncated, changed or deleted by anyone; names that lastgood did not give, which are left alone.
 """
 
+import contextlib
 import errno
 import re
 import threading
@@ -223,6 +224,8 @@ class RunArchive:
         failpoint.hit("generation.create", generation=record.number, step=record.restored_step)
         self._store.make_dir(GENERATIONS_DIR)
         self._check_fence(record.number)
+        if record.parent is not None:
+            self._make_durable(record.parent)
         try:
             # A commit that goes on meanwhile is not to take this file for another driver's.
             with self._creating:
@@ -327,6 +330,13 @@ class RunArchive:
     def is_orphan(self, name: str) -> bool:
         """Whether there is something of this save attempt, and no manifest."""
         return self._store.is_dir(checkpoint_dir(name)) and not self._is_committed(name)
+
+    def _make_durable(self, name: str) -> None:
+        """A generation relies on this checkpoint: but whoever committed it may have been killed before its names were
+        durable, and what it continues from must not be lost behind it."""
+        with contextlib.suppress(FileNotFoundError):  # it is gone, which is seen to later
+            self._store.sync_dir(checkpoint_dir(name))
+            self._store.sync_dir(CHECKPOINTS_DIR)
 
     # Reading
 

@@ -28,6 +28,7 @@ from workers.checkpoint.store import LocalStore, Store
 _PATIENCE_SECONDS = 1.0
 _IDLE_SECONDS = 10.0
 LEDGER_FILE = "ledger.jsonl"
+LEDGER_THREAD = "lastgood-ledger"
 FORMAT_VERSION = 1
 
 DURABLE_KINDS = frozenset(
@@ -88,7 +89,7 @@ class Ledger:
             line = _Line(entry=_plain(entry | fields), durable=kind in DURABLE_KINDS)
             self._lines.put(line)
             if self._writer is None:
-                self._writer = threading.Thread(target=self._write_all, name="lastgood-ledger", daemon=True)
+                self._writer = threading.Thread(target=self._write_all, name=LEDGER_THREAD, daemon=True)
                 self._writer.start()
         behind = self._behind
         if behind is None or behind.done.is_set():

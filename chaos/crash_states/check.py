@@ -1,0 +1,197 @@
+"""One state: the real recovery is run on it, and everything that it owes is looked at.
+
+Recovery here is what a coordinator does when a driver starts: read the ledger, scan, climb down the ladder, put what
+is damaged into quarantine, create the next generation's file; then what each rank does: read the chosen checkpoint,
+every byte of it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from chaos.crash_states.enumerate import Tree
+from chaos.crash_states.memory_store import MemoryStore
+from chaos.crash_states.promises import Promise
+from chaos.crash_states.scenario import Recording
+from orchestrator import recovery
+from orchestrator.archive import GENERATIONS_DIR, QUARANTINE_DIR, RunArchive
+from orchestrator.observe.ledger import LEDGER_FILE, committed_checkpoints, parse_ledger
+from workers.checkpoint.header import parse_header
+from workers.checkpoint.manifest import CHECKPOINTS_DIR, MANIFEST_FILE, parse_checkpoint_name
+from workers.checkpoint.reader import CheckpointReader
+from workers.checkpoint.store import LocalStore
+from workers.errors import LastgoodError, NothingVerifies
+
+GUARANTEES = {
+    "never half": "a file that has its final name is whole, and is what was written",
+    "commit means whole": "where a manifest is, all its shards are, with all their bytes",
+    "kept": "a checkpoint whose commit has returned stays whole until retention begins to delete it",
+    "never lost": "the newest checkpoint whose commit has returned is chosen, or a newer one",
+    "never torn": "every byte of the chosen checkpoint is what was saved, and the reader takes it",
+    "never fresh": "no run that has committed anything starts from the beginning",
+    "number used once": "the next generation has a higher number than any that was created",
+    "rightly quarantined": "only what is damaged is put into quarantine",
+    "recorded": "a line of the ledger that was durable is there",
+    "recovers": "recovery raises no error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """`guarantee` is a key of GUARANTEES."""
+
+    guarantee: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What recovery made of a state: the checkpoint (None for a fresh start), what it put aside, what it broke."""
+
+    chosen: str | None
+    quarantined: tuple[str, ...]
+    violations: tuple[Violation, ...]
+
+
+class Judge:
+    """Judges the states of one recording. What reading a checkpoint comes to is known once its files were read."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._read: dict[tuple[str, frozenset[tuple[str, object]]], str] = {}
+
+    def check(self, tree: Tree, promise: Promise) -> Verdict:
+        """Judge one state."""
+        return check(tree, self._recording, promise, MemoryStore(tree), self._unlike)
+
+    def _unlike(self, store: LocalStore, name: str, images: tuple[bytes, ...]) -> str:
+        files = frozenset(
+            (file, store.read_bytes(f"{CHECKPOINTS_DIR}/{name}/{file}"))
+            for file in store.list_dir(f"{CHECKPOINTS_DIR}/{name}")
+        )
+        if (name, files) not in self._read:
+            self._read[name, files] = unlike(store, name, images)
+        return self._read[name, files]
+
+
+def check(
+    tree: Tree, recording: Recording, promise: Promise, store: LocalStore, read: Callable[..., str] | None = None
+) -> Verdict:
+    """Judge one state, which `store` holds. `read`: in place of `unlike`."""
+    damage = dict(_damage(tree, recording))
+    violations = [*_structure(tree, recording, promise, damage)]
+    quarantined: dict[str, str] = {}
+    chosen: str | None = None
+    try:
+        created = recovery.create_generation(
+            RunArchive(store, clock=_clock),
+            run_dir=Path(),
+            committed=committed_checkpoints(_ledger(tree)),
+            driver="the next one",
+            reason="power loss",
+            world_size=recording.plan.ranks,
+            skip=(),
+            suspects={},
+            memory=None,
+            on_quarantine=quarantined.__setitem__,
+            clock=_clock,
+        )
+    except NothingVerifies as error:
+        broken = "recovers" if promise.fresh else "never lost"
+        violations.append(Violation(broken, f"nothing was found to restore: {error}"))
+    except (LastgoodError, OSError) as error:
+        violations.append(Violation("recovers", f"{type(error).__name__}: {error}"))
+    else:
+        chosen = created.record.parent
+        violations += _choice(chosen, store, recording, promise, read or unlike)
+        if created.record.number <= promise.generation:
+            told = f"generation {created.record.number} is created, and {promise.generation} was there"
+            violations.append(Violation("number used once", told))
+    for name in sorted(quarantined.keys() - damage.keys()):
+        violations.append(Violation("rightly quarantined", f"{name}, for {quarantined[name]!r}, and it is whole"))
+    return Verdict(chosen, tuple(sorted(quarantined)), tuple(violations))
+
+
+def _damage(tree: Tree, recording: Recording) -> Iterator[tuple[str, str]]:
+    """(name, what is wrong) of each directory of a checkpoint that is not all that was saved."""
+    for name, folder in _folder(tree, CHECKPOINTS_DIR).items():
+        if parse_checkpoint_name(name) is None or isinstance(folder, bytes):
+            continue
+        prefix = f"{CHECKPOINTS_DIR}/{name}/"
+        for path, content in recording.expected.items():
+            if path.startswith(prefix) and folder.get(path.removeprefix(prefix)) != content:
+                yield name, path
+                break
+
+
+def _structure(tree: Tree, recording: Recording, promise: Promise, damage: Mapping[str, str]) -> Iterator[Violation]:
+    checkpoints = _folder(tree, CHECKPOINTS_DIR)
+    for where, folder in [
+        *((f"{CHECKPOINTS_DIR}/{name}", folder) for name, folder in checkpoints.items()),
+        (GENERATIONS_DIR, _folder(tree, GENERATIONS_DIR)),
+        (QUARANTINE_DIR, _folder(tree, QUARANTINE_DIR)),
+    ]:
+        for name, content in folder.items() if not isinstance(folder, bytes) else ():
+            path = f"{where}/{name}"
+            if path in recording.expected and content != recording.expected[path]:
+                yield Violation("never half", f"{path} has other bytes than were written ({len(content)})")
+    for name, path in damage.items():
+        if MANIFEST_FILE in _folder(checkpoints, name):
+            yield Violation("commit means whole", f"{path} is missing or has other bytes")
+    for name in sorted(promise.kept):
+        if name in damage or name not in checkpoints:
+            yield Violation("kept", f"{name} was committed, and {damage.get(name, 'its directory')} is not there")
+    lines = {entry["seq"] for entry in _ledger(tree)}
+    if lost := sorted(promise.recorded - lines):
+        yield Violation("recorded", f"lines {lost} are missing")
+
+
+def _choice(
+    chosen: str | None, store: LocalStore, recording: Recording, promise: Promise, read: Callable[..., str]
+) -> Iterator[Violation]:
+    if chosen is None:
+        if not promise.fresh:
+            yield Violation("never fresh", f"it starts afresh, and {_names(promise.acceptable)} was committed")
+        return
+    if chosen not in promise.acceptable:
+        yield Violation("never lost", f"{chosen} is chosen, and {_names(promise.acceptable)} was committed")
+    if told := read(store, chosen, recording.images.get(chosen, ())):
+        yield Violation("never torn", f"{chosen} is chosen, and {told}")
+
+
+def unlike(store: LocalStore, name: str, images: tuple[bytes, ...]) -> str:
+    """Read a checkpoint as its ranks do, and say in what it differs from the images that were saved."""
+    try:
+        for rank, image in enumerate(images):
+            reader = CheckpointReader(store, name, rank)
+            saved = parse_header(image)
+            if reader.document() != saved.document:
+                return f"the document of rank {rank} differs"
+            for record in saved.tensors.values():
+                tensor = reader.fetch(record.name, offsets=record.offsets, shape=record.shape)
+                found = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+                if found.tobytes() != image[record.start : record.stop]:
+                    return f"{record.name} of rank {rank} has other bytes than were saved, and the reader took them"
+    except (LastgoodError, OSError, KeyError) as error:
+        return f"its reader says {type(error).__name__}: {error}"
+    return "" if images else "it was never saved"
+
+
+def _ledger(tree: Tree) -> list[dict[str, object]]:
+    found = tree.get(LEDGER_FILE, b"")
+    return parse_ledger(found) if isinstance(found, bytes) else []
+
+
+def _folder(tree: Tree, name: str) -> Tree:
+    found = tree.get(name, {})
+    return found if not isinstance(found, bytes) else {}
+
+
+def _names(names: frozenset[str]) -> str:
+    return " or ".join(sorted(names)) or "nothing"
+
+
+def _clock() -> float:
+    return 1765000000.0

@@ -1,0 +1,154 @@
+"""What a power loss may leave of saves that others make: found by the same enumeration, from what strace shows of them.
+
+Each is judged by its own word: what it saved, and said so, has to be there and load, and what loads has to be what was
+saved. There is no ladder: whoever uses it names a directory.
+"""
+
+import random
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from chaos.crash_states import peer_dcp, peer_ray
+from chaos.crash_states.enumerate import draw
+from chaos.crash_states.model import situations
+from chaos.crash_states.ops import Mark, Op, describe
+from chaos.crash_states.search import lay_out
+from chaos.crash_states.strace_import import NotTraceable, trace
+
+PEERS = ("torch.distributed.checkpoint", "Ray Train's index of checkpoints")
+_DRAWS = 6
+
+Promised = Mapping[str, tuple[frozenset[int], bool]]
+"""Name to the versions that it may have, and whether one of them has to be there."""
+
+
+def look_at_peer(name: str, seed: int) -> dict[str, Any]:
+    """Record it, and try the states that it may leave. `skipped` says why that could not be done."""
+    look = {PEERS[0]: _look_at_dcp, PEERS[1]: _look_at_ray}[name]
+    report: dict[str, Any] = {"name": name, "skipped": "", "states": 0, "violations": 0, "detail": "", "kinds": {}}
+    with tempfile.TemporaryDirectory(prefix="lastgood-crash-states-peer-") as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found = look(Path(folder), seed)
+        except NotTraceable as error:
+            return report | {"skipped": str(error)}
+    kinds: dict[str, int] = {}
+    states = 0
+    for kind, _ in found:
+        states += 1
+        if kind:
+            kinds[kind] = kinds.get(kind, 0) + 1
+    first = {kind: detail for kind, detail in reversed(found) if kind}
+    detail = "; ".join(f"{kind}: {first[kind]}" for kind in sorted(first)) or "none loses or changes what was saved"
+    return report | {"states": states, "violations": sum(kinds.values()), "detail": detail, "kinds": kinds}
+
+
+def _look_at_dcp(folder: Path, seed: int) -> list[tuple[str, str]]:
+    root = _root(folder)
+    ops = trace([sys.executable, peer_dcp.__file__, str(root)], root)
+
+    def judge(state: Path, promised: Promised) -> tuple[str, str]:
+        for name, (versions, needed) in promised.items():
+            loaded = _load(state / name)
+            if isinstance(loaded, str):
+                if needed:
+                    told = "its only checkpoint" if len(versions) > 1 else "a checkpoint whose save had returned"
+                    return "lost", f"{told} does not load: {loaded}"
+            elif loaded not in versions:
+                return "wrong", f"{name} loads, with values that were never saved"
+        return "", ""
+
+    return list(_judged(ops, _versions_by_directory, judge, folder, seed))
+
+
+def _load(path: Path) -> int | str:
+    """The version that is there, -1 if its values are no version's; an error's name if it does not load."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    state = {name: torch.full_like(tensor, -7.0) for name, tensor in peer_dcp.state_of(0).items()}
+    try:
+        dcp.load(state, checkpoint_id=path)
+    except Exception as error:  # whatever it says of a file that it cannot read
+        return type(error).__name__
+    version = int(state["step"])
+    saved = peer_dcp.state_of(version)
+    return version if all(torch.equal(state[name], saved[name]) for name in saved) else -1
+
+
+def _look_at_ray(folder: Path, seed: int) -> list[tuple[str, str]]:
+    root = _root(folder)
+    ops = trace([sys.executable, "-m", peer_ray.__name__, str(root)], root)
+
+    def judge(state: Path, promised: Promised) -> tuple[str, str]:
+        ((versions, needed),) = promised.values() or [(frozenset(), False)]
+        loaded = _latest(state)
+        if isinstance(loaded, str):
+            return ("lost", f"the run does not start: {loaded}") if versions else ("", "")
+        if needed and loaded not in versions:
+            return "lost", f"its newest checkpoint is {loaded}, and {min(versions)} was registered"
+        return "", ""
+
+    return list(_judged(ops, _versions_of_index, judge, folder, seed))
+
+
+def _latest(root: Path) -> int | str:
+    """Which checkpoint the index calls the newest, 0 for none; what is said if it cannot be read."""
+    try:
+        kept = peer_ray.manager(root)
+    except Exception as error:  # as above
+        return type(error).__name__
+    latest = kept.latest_checkpoint_result
+    return int(latest.metrics["step"]) if latest is not None else 0
+
+
+def _judged(
+    ops: list[Op],
+    promise: Callable[[Promised, Mark], Promised],
+    judge: Callable[[Path, Promised], tuple[str, str]],
+    folder: Path,
+    seed: int,
+) -> Iterator[tuple[str, str]]:
+    """(kind of violation or "", what was seen), of each different state."""
+    rng = random.Random(seed)
+    promised: Promised = {}
+    seen: set[tuple[bytes, str]] = set()
+    for situation in situations(ops):
+        if isinstance(situation.last, Mark):
+            promised = promise(promised, situation.last)
+        for _ in range(_DRAWS):
+            state = draw(situation, rng)
+            if (state.digest, repr(promised)) in seen:
+                continue
+            seen.add((state.digest, repr(promised)))
+            with tempfile.TemporaryDirectory(dir=folder) as laid_out:
+                lay_out(state.tree, Path(laid_out))
+                kind, detail = judge(Path(laid_out), promised)
+            last = describe(situation.last) if situation.last is not None else ""
+            yield kind, f"{detail} (after: {last})"
+
+
+def _versions_by_directory(promised: Promised, mark: Mark) -> Promised:
+    name, _, number = str(mark.facts["name"]).rpartition("-")
+    return _after(promised, name, int(number), mark.kind)
+
+
+def _versions_of_index(promised: Promised, mark: Mark) -> Promised:
+    return _after(promised, "index", int(mark.facts["name"]), mark.kind)
+
+
+def _after(promised: Promised, name: str, version: int, kind: str) -> Promised:
+    versions, needed = promised.get(name, (frozenset(), False))
+    if kind == "saved":
+        return {**promised, name: (frozenset({version}), True)}
+    return {**promised, name: (versions | {version}, needed)}
+
+
+def _root(folder: Path) -> Path:
+    root = folder / "recorded"
+    root.mkdir()
+    return root

@@ -1,0 +1,213 @@
+"""Looking at many states: recordings, the states that they may leave, and the judge, put together as tasks.
+
+A task is a function of its arguments alone, so that it can run in any process, and gives the same in each.
+"""
+
+import os
+import random
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from chaos.crash_states.check import Judge, Verdict, check
+from chaos.crash_states.enumerate import State, Tree, all_states, digest_of, draw, visible
+from chaos.crash_states.model import Situation, situations
+from chaos.crash_states.mutants import Mutant, mutants
+from chaos.crash_states.ops import Leftover, describe
+from chaos.crash_states.promises import Promise, promises
+from chaos.crash_states.scenario import TINY_BYTES, Plan, Recording, record
+from workers.checkpoint.store import LocalStore
+
+DRAWS = 500
+"""States drawn from one recording."""
+_ON_DISK = 2
+"""Of these, how many are also laid out on a real file system."""
+_EXAMPLES_MAX = 5
+_LARGE_BYTES = (8 << 10, 64 << 10, 192 << 10)
+_MUTANT_DRAWS = 40
+_MEMORY = Path("/dev/shm")
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """states: digests of those that were judged. checks: how often a state was judged, as one may be reached with
+    different promises. classes: digests of what readers look at in them. recordings: of runs. on_disk: states that
+    were judged on a real file system too."""
+
+    states: set[bytes] = field(default_factory=set)
+    classes: set[bytes] = field(default_factory=set)
+    checks: int = 0
+    recordings: int = 0
+    on_disk: int = 0
+    violations: int = 0
+    examples: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, other: "Tally") -> None:
+        """Both together."""
+        self.states |= other.states
+        self.classes |= other.classes
+        self.checks += other.checks
+        self.recordings += other.recordings
+        self.on_disk += other.on_disk
+        self.violations += other.violations
+        self.examples = (self.examples + other.examples)[:_EXAMPLES_MAX]
+
+    def violated(self, guarantee: str, detail: str, plan: Plan, situation: Situation) -> None:
+        """Count it, and keep the first ones."""
+        self.violations += 1
+        if len(self.examples) < _EXAMPLES_MAX:
+            self.examples.append(
+                {
+                    "guarantee": guarantee,
+                    "detail": detail,
+                    "plan": asdict(plan),
+                    "operations": situation.operations,
+                    "last": describe(situation.last) if situation.last is not None else "",
+                }
+            )
+
+
+def small_plans(seed: int, ranks: int, drawn: int) -> list[Plan]:
+    """Runs with tiny shards, of which all states are looked at: in fixed orders and in `drawn` drawn ones."""
+    plain = Plan(seed=seed, ranks=ranks, shard_bytes=64)
+    return [
+        replace(plain, order="one by one"),
+        replace(plain, order="in step"),
+        *(replace(plain, seed=seed + at) for at in range(drawn)),
+        replace(plain, back=True, order="in step"),
+        replace(plain, keep_last=1, order="in step"),
+    ]
+
+
+def large_plan(seed: int) -> Plan:
+    """A larger run, drawn."""
+    rng = random.Random(seed)
+    return Plan(
+        seed=seed,
+        ranks=rng.choice((2, 3, 4)),
+        saves=(rng.choice((2, 3, 4)), rng.choice((0, 1, 2))),
+        shard_bytes=rng.choice(_LARGE_BYTES),
+        keep_last=rng.choice((1, 2)),
+        order=rng.choice(("drawn", "drawn", "in step")),
+        beside=rng.random() < 0.5,
+        back=rng.random() < 0.25,
+        killed_after=rng.randrange(20, 200) if rng.random() < 0.5 else None,
+    )
+
+
+def look_at_all(plans: Sequence[Plan], part: int, parts: int) -> Tally:
+    """Judge all states of these runs that fall to this part."""
+    tally, judged = Tally(recordings=len(plans)), set()
+    for plan in plans:
+        recording = record(plan, scratch=scratch())
+        known, judge, owed = set(), Judge(recording), promises(recording.ops)
+        for situation, promise in zip(situations(recording.ops), owed, strict=True):
+            if (situation.key, promise) in known:
+                continue
+            known.add((situation.key, promise))
+            for state in all_states(situation):
+                key = (state.digest, promise)
+                if state.digest[0] % parts == part and key not in judged:
+                    judged.add(key)
+                    _judge(tally, recording.plan, situation, state, judge.check(state.tree, promise))
+    return tally
+
+
+def look_at_some(seed: int, draws: int = DRAWS) -> Tally:
+    """Judge states that are drawn from one larger run."""
+    plan = large_plan(seed)
+    recording = record(plan, scratch=scratch())
+    tally, judged = Tally(recordings=1), set()
+    judge, owed = Judge(recording), promises(recording.ops)
+    for situation, at, state in _drawn(recording, random.Random(seed), draws):
+        promise = owed[at]
+        if (state.digest, promise) in judged:
+            continue
+        judged.add((state.digest, promise))
+        verdict = judge.check(state.tree, promise)
+        _judge(tally, plan, situation, state, verdict)
+        if tally.on_disk < _ON_DISK:
+            tally.on_disk += 1
+            on_disk = _check_on_disk(state.tree, recording, promise)
+            if on_disk != verdict:
+                told = f"in memory it comes to {verdict}, on disk to {on_disk}"
+                tally.violated("the same on disk", told, plan, situation)
+    return tally
+
+
+def look_at_mutant(index: int, seed: int) -> dict[str, Any]:
+    """Look for a state in which this mutant breaks a guarantee; the first one is enough."""
+    mutant = mutants()[index]
+    looked = 0
+    for plan in _plans_of(mutant, seed):
+        recording = record(plan, mutant.driver, scratch=scratch())
+        judge, owed = Judge(recording), promises(recording.ops)
+        rng = random.Random(seed)
+        for situation, promise in zip(situations(recording.ops), owed, strict=True):
+            for state in _few(situation, rng):
+                looked += 1
+                for violation in judge.check(state.tree, promise).violations:
+                    last = describe(situation.last) if situation.last is not None else ""
+                    return {
+                        "name": mutant.name,
+                        "caught": True,
+                        "states": looked,
+                        "guarantee": violation.guarantee,
+                        "detail": violation.detail,
+                        "after": f"operation {situation.operations}: {last}",
+                    }
+    return {"name": mutant.name, "caught": False, "states": looked, "guarantee": "", "detail": "", "after": ""}
+
+
+def scratch() -> Path | None:
+    """Where to record: what is recorded is what was asked for, so a file system in memory is as good, and faster."""
+    return _MEMORY if os.access(_MEMORY, os.W_OK) else None
+
+
+def lay_out(tree: Tree, folder: Path) -> None:
+    """Write a state to a real directory."""
+    for name, child in tree.items():
+        if isinstance(child, bytes):
+            (folder / name).write_bytes(child)
+        else:
+            (folder / name).mkdir()
+            lay_out(child, folder / name)
+
+
+def _plans_of(mutant: Mutant, seed: int) -> Iterable[Plan]:
+    facts = dict(mutant.plan)
+    killed: Sequence[int | None] = range(40, 80) if facts.pop("killed", False) else (None,)
+    for order, after in product(("in step", "drawn", "one by one"), killed):
+        yield Plan(seed=seed, ranks=2, order=order, killed_after=after, shard_bytes=TINY_BYTES, **facts)  # type: ignore[arg-type]
+
+
+def _few(situation: Situation, rng: random.Random) -> Iterator[State]:
+    yield from (draw(situation, rng) for _ in range(_MUTANT_DRAWS))
+
+
+def _drawn(recording: Recording, rng: random.Random, draws: int) -> Iterator[tuple[Situation, int, State]]:
+    found = list(situations(recording.ops))
+    # Where more is not durable there are more states.
+    weights = [
+        1 + 2 * sum(map(len, one.parts.values())) ** 0.5 + sum(not isinstance(op, Leftover) for op in one.name_ops)
+        for one in found
+    ]
+    for at in rng.choices(range(len(found)), weights, k=draws):
+        yield found[at], at, draw(found[at], rng)
+
+
+def _judge(tally: Tally, plan: Plan, situation: Situation, state: State, verdict: Verdict) -> None:
+    tally.checks += 1
+    tally.states.add(state.digest)
+    tally.classes.add(digest_of(visible(state.tree)))
+    for violation in verdict.violations:
+        tally.violated(violation.guarantee, violation.detail, plan, situation)
+
+
+def _check_on_disk(tree: Tree, recording: Recording, promise: Promise) -> Verdict:
+    with tempfile.TemporaryDirectory(prefix="lastgood-crash-state-") as folder:
+        lay_out(tree, Path(folder))
+        return check(tree, recording, promise, LocalStore(Path(folder)))

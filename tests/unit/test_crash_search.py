@@ -1,0 +1,210 @@
+"""All states of a small run recover, larger ones are drawn, and every mutant of the protocol is caught."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.crash_states import campaign, search
+from chaos.crash_states.check import GUARANTEES, Judge
+from chaos.crash_states.enumerate import Tree, draw
+from chaos.crash_states.model import Fate, content, situations
+from chaos.crash_states.mutants import mutants
+from chaos.crash_states.ops import ROOT, Make, Mark, SyncDir, describe
+from chaos.crash_states.promises import promises
+from chaos.crash_states.scenario import Plan, Recording, record
+from chaos.crash_states.search import Tally, look_at_all, look_at_mutant, look_at_some
+from chaos.crash_states.turns import Killed, Turns
+from chaos.verdict import Outcome, exit_code
+
+SMALL = Plan(seed=1, ranks=2, saves=(2, 0), shard_bytes=64, keep_last=1, order="in step")
+
+
+@pytest.fixture(scope="module")
+def small() -> Recording:
+    return record(SMALL, scratch=search.scratch())
+
+
+def last_tree(recording: Recording) -> Tree:
+    """What is there if nothing is lost."""
+    last = [*situations([*recording.ops, *(SyncDir(f) for f in list(situations(recording.ops))[-1].folders)])][-1]
+
+    def tree(folder: str) -> Tree:
+        return {
+            name: tree(node)
+            if node in last.folders
+            else content(last.contents[node], last.parts.get(node, ()), [Fate.DONE] * len(last.parts.get(node, ())))
+            for name, node in last.names[folder].items()
+        }
+
+    return tree(ROOT)
+
+
+def test_all_states_of_a_small_run_recover() -> None:
+    tally = look_at_all([replace(SMALL, saves=(1, 0))], 0, 1)
+    assert tally.violations == 0, tally.examples
+    assert len(tally.states) > 200 and 5 < len(tally.classes) < len(tally.states)
+
+
+def test_parts_of_all_states_are_all_states_once() -> None:
+    plans = [replace(SMALL, saves=(1, 0)), replace(SMALL, saves=(1, 0), order="one by one")]
+    whole, parts = look_at_all(plans, 0, 1), [look_at_all(plans, part, 3) for part in range(3)]
+    assert set().union(*(part.states for part in parts)) == whole.states
+    assert sum(part.checks for part in parts) == whole.checks
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_states_of_larger_runs_recover_and_are_the_same_each_time(seed: int) -> None:
+    tally = look_at_some(seed, draws=40)
+    assert tally.violations == 0, tally.examples
+    assert tally.on_disk == 2 and len(tally.states) > 15
+    assert look_at_some(seed, draws=40).states == tally.states
+
+
+@pytest.mark.parametrize("index", range(len(mutants())), ids=[mutant.name for mutant in mutants()])
+def test_each_mutant_of_the_protocol_is_caught(index: int) -> None:
+    found = look_at_mutant(index, seed=1)
+    assert found["caught"], found
+    assert found["guarantee"] in GUARANTEES and found["detail"]
+
+
+@pytest.mark.parametrize("killed_after", range(44, 74, 3))
+def test_a_kill_and_then_a_power_loss_lose_nothing_that_was_relied_on(killed_after: int) -> None:
+    recording = record(replace(SMALL, killed_after=killed_after), scratch=search.scratch())
+    judge, owed, rng = Judge(recording), promises(recording.ops), random.Random(killed_after)
+    for situation, promise in list(zip(situations(recording.ops), owed, strict=True))[killed_after:]:
+        for _ in range(3):
+            verdict = judge.check(draw(situation, rng).tree, promise)
+            assert verdict.violations == (), (situation.last and describe(situation.last), verdict)
+
+
+def test_what_was_promised_is_read_from_the_marks() -> None:
+    marks = [
+        Mark("generation created", {"number": 1, "parent": None}),
+        Mark("commit begins", {"name": "one"}),
+        Mark("committed", {"name": "one"}),
+        Mark("commit begins", {"name": "two"}),
+        Mark("committed", {"name": "two"}),
+        Mark("delete begins", {"name": "one"}),
+        Mark("generation begins", {"number": 2, "parent": "one"}),
+        Mark("generation created", {"number": 2, "parent": "one"}),
+        Mark("recorded", {"seq": 4}),
+    ]
+    found = promises(marks)
+    assert [sorted(promise.acceptable) for promise in found] == [
+        [],
+        [],
+        ["one"],
+        ["one"],
+        ["one", "two"],
+        ["two"],
+        ["two"],
+        ["one", "two"],
+        ["one"],
+        ["one"],
+    ]
+    assert [promise.fresh for promise in found] == [True] * 3 + [False] * 7
+    assert found[5].kept == {"one", "two"} and found[6].kept == {"two"}
+    assert found[-1].generation == 2 and found[-1].recorded == {4}
+
+
+def damaged(tree: Tree, path: str, left: bytes | None) -> Tree:
+    name, _, rest = path.partition("/")
+    if rest:
+        below = tree[name]
+        assert not isinstance(below, bytes)
+        return {**tree, name: damaged(below, rest, left)}
+    return {**{key: child for key, child in tree.items() if key != name}, **({name: left} if left is not None else {})}
+
+
+def test_the_judge_sees_what_is_damaged(small: Recording) -> None:
+    whole, judge, promise = last_tree(small), Judge(small), promises(small.ops)[-1]
+    assert judge.check(whole, promise).violations == ()
+    (newest,) = promise.kept
+    shard = f"checkpoints/{newest}/rank-00001-of-00002.safetensors"
+    right = small.expected[shard]
+    for path, bytes_left, broken in (
+        (shard, right[:-1] + bytes([right[-1] ^ 1]), {"never half", "commit means whole", "kept", "never torn"}),
+        (shard, right[:-1], {"never half", "commit means whole", "kept", "never lost"}),
+        (shard, None, {"commit means whole", "kept", "never lost"}),
+        (f"checkpoints/{newest}/manifest.json", None, {"kept", "never lost"}),
+        ("generations/00000002.json", None, {"number used once"}),
+        ("ledger.jsonl", b"{}\n", {"recorded"}),
+    ):
+        violations = judge.check(damaged(whole, path, bytes_left), promise).violations
+        assert {violation.guarantee for violation in violations} == broken, (path, violations)
+    assert {one.guarantee for one in judge.check({}, promise).violations} >= {"never fresh", "kept", "number used once"}
+
+
+def test_a_run_that_never_committed_has_to_start_afresh(small: Recording) -> None:
+    at = next(at for at, op in enumerate(small.ops) if isinstance(op, Mark) and op.kind == "commit begins")
+    name = small.ops[at].facts["name"]  # type: ignore[union-attr]
+    tree: Tree = {"checkpoints": {name: {"manifest.json": b"{"}}}
+    found = {one.guarantee for one in Judge(small).check(tree, promises(small.ops)[at]).violations}
+    assert "recovers" in found
+
+
+def test_a_recording_is_the_same_each_time_and_another_with_another_seed() -> None:
+    plan = replace(SMALL, order="drawn")
+    first, again = (record(plan, scratch=search.scratch()) for _ in range(2))
+    assert first.ops == again.ops
+    assert record(replace(plan, seed=2), scratch=search.scratch()).ops != first.ops
+
+
+def test_ranks_interleave(small: Recording) -> None:
+    made = [op.name for op in small.ops if isinstance(op, Make) and op.name.endswith(".safetensors.tmp")]
+    renames = [at for at, op in enumerate(small.ops) if describe(op).startswith("rename") and "rank" in describe(op)]
+    creates = [at for at, op in enumerate(small.ops) if isinstance(op, Make) and op.name.endswith(".safetensors.tmp")]
+    assert len(made) == 4 and creates[1] < renames[0]
+
+
+def test_turns_are_taken_as_picked_and_a_kill_reaches_everybody() -> None:
+    seen: list[int] = []
+    turns = Turns(max)
+
+    def actor(number: int) -> None:
+        for _ in range(3):
+            turns.wait()
+            seen.append(number)
+
+    turns.run([lambda number=number: actor(number) for number in range(3)])  # type: ignore[misc]
+    assert seen == [2, 2, 2, 1, 1, 1, 0, 0, 0]
+
+    def killed() -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        turns.run([killed, killed])
+
+
+def test_the_report_says_what_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign, "mutants", lambda: mutants()[:1])
+    told: list[int] = []
+    found = campaign.timed(lambda: campaign.search_all(seed=3, states=60, jobs=1, small=False, told=told.append))
+    report = campaign.as_json(found)
+    assert report["states"] >= 60 and sum(told) == report["states"] and report["violations"] == 0
+    assert [(mutant["name"], mutant["caught"]) for mutant in report["mutants"]] == [("no file is fsynced", True)]
+    assert report["seconds"] > 0 and "no store on object storage" in report["object_store"]["skipped"]
+    assert exit_code(campaign.verdicts(found)) == 0
+
+
+def test_a_violation_and_an_uncaught_mutant_fail_the_check() -> None:
+    plan = Plan(seed=1, ranks=2)
+    caught: dict[str, Any] = {"name": "m", "caught": True, "states": 3, "detail": "x", "guarantee": "kept", "after": ""}
+    found = campaign.Findings(seed=1, mutants=[caught])
+    assert exit_code(campaign.verdicts(found)) == 0
+    found.mutants.append({**caught, "name": "n", "caught": False, "detail": ""})
+    assert exit_code(campaign.verdicts(found)) == 3
+    found = campaign.Findings(seed=1, drawn=Tally())
+    found.drawn.violated("kept", "gone", plan, next(situations([])))
+    broken = campaign.verdicts(found)[0]
+    assert broken.outcome is Outcome.BROKEN and GUARANTEES["kept"] in broken.detail and "--seed 1" in broken.replay
+    peer = {"name": "p", "skipped": "", "states": 5, "violations": 2, "detail": "lost", "kinds": {"lost": 2}}
+    assert exit_code(campaign.verdicts(campaign.Findings(seed=1, peers=[peer]))) == 0
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    record(replace(SMALL, killed_after=60), scratch=tmp_path)
+    assert list(tmp_path.iterdir()) == []
