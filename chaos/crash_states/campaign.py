@@ -69,7 +69,7 @@ def search_all(
         seen = {state for tally in found.small.values() for state in tally.states}
         drawing: list[Future[Tally]] = []
         number = 0
-        while len(seen) < states:
+        while len(seen) < states or len(found.drawn.states) < states // 4:
             while len(drawing) < _AHEAD * jobs:
                 drawing.append(submit(search.look_at_some, _seed(seed, number)))
                 number += 1

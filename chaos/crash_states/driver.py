@@ -3,10 +3,10 @@
 Mutants of the protocol override its methods (mutants.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chaos.crash_states.record import RecordingStore
 from orchestrator import recovery
@@ -77,9 +77,7 @@ class Driver:
         ledger = course.root / LEDGER_FILE
         self.committed = set(committed_checkpoints(read_ledger(ledger))) if ledger.exists() else set()
         self.ledger = Ledger(ledger, clock=course.clock, store=self.store)
-        self.ledger.listen(
-            lambda entry: course.log.mark("recorded", seq=entry["seq"]) if entry["kind"] in DURABLE_KINDS else None
-        )
+        self.ledger.listen(self._recorded)
         self.ledger.append("coordinator", driver="driver", resumed=False, pid=1)
         self.machine = CommitMachine()
         self.housekeeping = Housekeeping(
@@ -207,6 +205,10 @@ class Driver:
     def clean_up(self) -> None:
         """Retention, after a commit."""
         self.housekeeping.clean_up(self.generation)
+
+    def _recorded(self, entry: Mapping[str, Any]) -> None:
+        if entry["kind"] in DURABLE_KINDS:
+            self.course.log.mark("recorded", seq=entry["seq"])
 
     def shard_path(self, name: str, rank: int) -> str:
         """Of a rank's shard."""

@@ -5,7 +5,7 @@ Only the primitives differ from LocalStore; what is put together from them is th
 
 import errno
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Union
 
 from chaos.crash_states.enumerate import Tree
@@ -65,6 +65,8 @@ class MemoryStore(LocalStore):
     def list_dir(self, path: str, *, fresh: bool = False) -> list[str]:
         found = self._find(path)
         if found is None:
+            if any(isinstance(self._find(str(one)), MemoryFile) for one in PurePosixPath(path).parents):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
             return []
         if isinstance(found, MemoryFile):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)

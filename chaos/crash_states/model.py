@@ -130,7 +130,7 @@ class Disk:
             folders=frozenset(self._folders),
             contents=dict(self._contents),
             name_ops=tuple(self._name_ops),
-            parts={node: tuple(parts) for node, parts in self._parts.items()},
+            parts={node: tuple(parts) for node, parts in self._parts.items() if parts},
         )
 
     def _new(self, op: Make) -> None:

@@ -59,12 +59,19 @@ def mutants() -> tuple[Mutant, ...]:
         Mutant("the old checkpoint goes before the commit", _CleansUpFirst, {"keep_last": 1}),
         Mutant("a checkpoint is deleted where it is", _DeletesInPlace, {"keep_last": 1}),
         Mutant("a deleted checkpoint's rename is not fsynced", _with(_ForgetfulRename), {"keep_last": 1}),
-        Mutant("a checkpoint is relied on before it is durable", _ReliesTooEarly, {"killed": True}),
+        Mutant(
+            "a checkpoint is relied on before it is durable",
+            _ReliesTooEarly,
+            {"killed_in_commit": True, "saves": (1, 0)},
+        ),
     )
 
 
 def _with(kind: type[RecordingStore]) -> type[Driver]:
-    return type(f"DriverWith{kind.__name__}", (Driver,), {"store_kind": kind})
+    class WithStore(Driver):
+        store_kind = kind
+
+    return WithStore
 
 
 def _without_file_sync(part: str) -> type[RecordingStore]:
@@ -73,7 +80,10 @@ def _without_file_sync(part: str) -> type[RecordingStore]:
             if part not in self.node:
                 super().sync()
 
-    return type("WithoutFileSync", (RecordingStore,), {"file_kind": Forgetful})
+    class WithoutFileSync(RecordingStore):
+        file_kind = Forgetful
+
+    return WithoutFileSync
 
 
 def _without_dir_sync(wanted: Callable[[str], bool]) -> type[RecordingStore]:

@@ -5,7 +5,7 @@ import warnings
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 
 def state_of(version: int) -> dict[str, torch.Tensor]:
@@ -16,7 +16,7 @@ def state_of(version: int) -> dict[str, torch.Tensor]:
 def save(root: Path, directory: str, version: int) -> None:
     """One save, with marks around it."""
     mark(root, "begins", f"{directory}-{version}")
-    dcp.save(state_of(version), checkpoint_id=root / directory)
+    dcp_save(state_of(version), checkpoint_id=root / directory)
     mark(root, "saved", f"{directory}-{version}")
 
 

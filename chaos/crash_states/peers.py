@@ -68,11 +68,11 @@ def _look_at_dcp(folder: Path, seed: int) -> list[tuple[str, str]]:
 def _load(path: Path) -> int | str:
     """The version that is there, -1 if its values are no version's; an error's name if it does not load."""
     import torch
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     state = {name: torch.full_like(tensor, -7.0) for name, tensor in peer_dcp.state_of(0).items()}
     try:
-        dcp.load(state, checkpoint_id=path)
+        load(state, checkpoint_id=path)
     except Exception as error:  # whatever it says of a file that it cannot read
         return type(error).__name__
     version = int(state["step"])
@@ -88,7 +88,7 @@ def _look_at_ray(folder: Path, seed: int) -> list[tuple[str, str]]:
         ((versions, needed),) = promised.values() or [(frozenset(), False)]
         loaded = _latest(state)
         if isinstance(loaded, str):
-            return ("lost", f"the run does not start: {loaded}") if versions else ("", "")
+            return ("does not start", f"{loaded} is raised where the index is read") if versions else ("", "")
         if needed and loaded not in versions:
             return "lost", f"its newest checkpoint is {loaded}, and {min(versions)} was registered"
         return "", ""

@@ -34,7 +34,6 @@ class Log:
 
     def __init__(self) -> None:
         self.ops: list[Op] = []
-        self.recording = True
         self._names: dict[str, dict[str, str]] = {ROOT: {}}
         self._made: dict[str, int] = {}
         self._unique: dict[str, str] = {}
@@ -47,8 +46,7 @@ class Log:
     def add(self, *ops: Op) -> None:
         """Write them down."""
         with self._lock:
-            if self.recording:
-                self.ops += ops
+            self.ops += ops
 
     def make(self, path: str, *, is_dir: bool = False) -> str:
         """A new file or directory has this name; returns its node."""

@@ -8,7 +8,6 @@ import random
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ from chaos.crash_states.check import Judge, Verdict, check
 from chaos.crash_states.enumerate import State, Tree, all_states, digest_of, draw, visible
 from chaos.crash_states.model import Situation, situations
 from chaos.crash_states.mutants import Mutant, mutants
-from chaos.crash_states.ops import Leftover, describe
+from chaos.crash_states.ops import Leftover, Mark, Rename, describe
 from chaos.crash_states.promises import Promise, promises
-from chaos.crash_states.scenario import TINY_BYTES, Plan, Recording, record
+from chaos.crash_states.scenario import TINY_BYTES, Order, Plan, Recording, record
+from workers.checkpoint.manifest import MANIFEST_FILE
 from workers.checkpoint.store import LocalStore
 
 DRAWS = 500
@@ -27,7 +27,7 @@ _ON_DISK = 2
 """Of these, how many are also laid out on a real file system."""
 _EXAMPLES_MAX = 5
 _LARGE_BYTES = (8 << 10, 64 << 10, 192 << 10)
-_MUTANT_DRAWS = 40
+_MUTANT_DRAWS = 24
 _MEMORY = Path("/dev/shm")
 
 
@@ -72,13 +72,15 @@ class Tally:
 
 def small_plans(seed: int, ranks: int, drawn: int) -> list[Plan]:
     """Runs with tiny shards, of which all states are looked at: in fixed orders and in `drawn` drawn ones."""
-    plain = Plan(seed=seed, ranks=ranks, shard_bytes=64)
+    # With more saves there are more states, but of no new kind; of three ranks there are too many as it is.
+    plain = Plan(
+        seed=seed, ranks=ranks, shard_bytes=64, saves=(3 if ranks < 3 else 2, 0), keep_last=2 if ranks < 3 else 1
+    )
     return [
         replace(plain, order="one by one"),
         replace(plain, order="in step"),
         *(replace(plain, seed=seed + at) for at in range(drawn)),
-        replace(plain, back=True, order="in step"),
-        replace(plain, keep_last=1, order="in step"),
+        *([replace(plain, back=True), replace(plain, keep_last=1)] if ranks < 3 else []),
     ]
 
 
@@ -145,9 +147,15 @@ def look_at_mutant(index: int, seed: int) -> dict[str, Any]:
     for plan in _plans_of(mutant, seed):
         recording = record(plan, mutant.driver, scratch=scratch())
         judge, owed = Judge(recording), promises(recording.ops)
-        rng = random.Random(seed)
+        rng, judged = random.Random(seed), set()
         for situation, promise in zip(situations(recording.ops), owed, strict=True):
-            for state in _few(situation, rng):
+            if plan.killed_after is not None and situation.operations < plan.killed_after:
+                continue  # as it was with a later kill
+            for _ in range(_MUTANT_DRAWS):
+                state = draw(situation, rng)
+                if (state.digest, promise) in judged:
+                    continue
+                judged.add((state.digest, promise))
                 looked += 1
                 for violation in judge.check(state.tree, promise).violations:
                     last = describe(situation.last) if situation.last is not None else ""
@@ -179,13 +187,23 @@ def lay_out(tree: Tree, folder: Path) -> None:
 
 def _plans_of(mutant: Mutant, seed: int) -> Iterable[Plan]:
     facts = dict(mutant.plan)
-    killed: Sequence[int | None] = range(40, 80) if facts.pop("killed", False) else (None,)
-    for order, after in product(("in step", "drawn", "one by one"), killed):
-        yield Plan(seed=seed, ranks=2, order=order, killed_after=after, shard_bytes=TINY_BYTES, **facts)  # type: ignore[arg-type]
+    killed = facts.pop("killed_in_commit", False)
+    orders: tuple[Order, ...] = ("in step", "drawn", "one by one")
+    for order in orders:
+        plan = Plan(seed=seed, ranks=2, order=order, shard_bytes=TINY_BYTES, **facts)
+        kills: Iterable[int | None] = _in_commit(record(plan, scratch=scratch())) if killed else (None,)
+        for after in kills:
+            yield replace(plan, killed_after=after)
 
 
-def _few(situation: Situation, rng: random.Random) -> Iterator[State]:
-    yield from (draw(situation, rng) for _ in range(_MUTANT_DRAWS))
+def _in_commit(recording: Recording) -> Iterable[int]:
+    """Kills around the moment when the manifest gets its name. A plan counts calls, of which some record nothing."""
+    calls = 0
+    for op in recording.ops:
+        calls += not isinstance(op, Mark | Leftover)
+        if isinstance(op, Rename) and op.target == MANIFEST_FILE:
+            break
+    return range(calls, calls + 6)
 
 
 def _drawn(recording: Recording, rng: random.Random, draws: int) -> Iterator[tuple[Situation, int, State]]:

@@ -17,7 +17,7 @@ from chaos.crash_states.record import Log
 
 _CALLS = (
     "open,openat,creat,write,pwrite64,writev,pwritev,pwritev2,lseek,read,fsync,fdatasync,rename,renameat,renameat2,link,"
-    "linkat,unlink,unlinkat,mkdir,mkdirat,rmdir,truncate,ftruncate,close,dup,dup2,dup3,mmap,fallocate,copy_file_range,"
+    "linkat,unlink,unlinkat,chdir,mkdir,mkdirat,rmdir,truncate,ftruncate,close,dup,dup2,dup3,mmap,fallocate,copy_file_range,"
     "sendfile,sync_file_range"
 )
 _LINE = re.compile(r"(?:(\d+)\s+)?(\w+)\((.*)\)\s+= (-?\d+|\?)(?:<([^>]*)>)?")
@@ -45,12 +45,15 @@ class _Import:
     log: Log = field(default_factory=Log)
     files: dict[int, _Open] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
+    here: str = ""  # the program's working directory
 
     def take(self, call: str, arguments: Sequence[str], result: int, returned: str | None) -> None:
         if call in ("open", "openat", "creat"):
             self._open(call, arguments, result)
         elif result < 0:
             return
+        elif call == "chdir":
+            self.here = str(PurePosixPath(self.here) / _bytes(arguments[0]).decode())
         elif call in ("rename", "renameat", "renameat2", "link", "linkat"):
             self._two_names(call, arguments)
         elif call in ("unlink", "rmdir", "unlinkat"):
@@ -136,7 +139,9 @@ class _Import:
 
     def _path(self, arguments: Sequence[str], *, at: bool) -> str | None:
         """Below the recorded directory; None for a path elsewhere."""
-        folder = _plain(arguments[0].partition("<")[2].rstrip(">")).decode() if at else ""
+        folder = _plain(arguments[0].partition("<")[2].rstrip(">")).decode() if at else self.here
+        if at and arguments[0].startswith("AT_FDCWD"):
+            self.here = folder
         path = PurePosixPath(folder) / _bytes(arguments[1 if at else 0]).decode()
         if not path.is_relative_to(self.root):
             return None

@@ -432,3 +432,41 @@ def test_a_root_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="vanished"):
         gone.make_dir("checkpoints/step")
     assert not (tmp_path / "gone").exists()
+
+
+class Syncs(LocalStore):
+    """Remembers which directories were made durable."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.synced: list[str] = []
+
+    def sync_dir(self, path: str) -> None:
+        super().sync_dir(path)
+        self.synced.append(path)
+
+
+def test_a_durable_line_makes_its_files_name_durable_also_if_an_earlier_line_created_it(tmp_path: Path) -> None:
+    store = Syncs(tmp_path)
+    store.append("ledger", b"1", sync=False)
+    assert store.synced == []
+    store.append("ledger", b"2")
+    assert store.synced == ["."]
+    store.append("ledger", b"3")
+    assert store.synced == ["."]
+    again = Syncs(tmp_path)  # whoever created it may have been killed before its name was durable
+    again.append("ledger", b"4")
+    assert again.synced == ["."] and again.read_bytes("ledger") == b"1234"
+
+
+def test_making_a_directory_makes_each_new_name_durable(tmp_path: Path) -> None:
+    store = Syncs(tmp_path)
+    store.make_dir("a/b/c")
+    assert sorted(store.synced) == [".", "a", "a/b"]
+    store.make_dir("a/b/c")
+    assert len(store.synced) == 3
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        store.make_dir("file")
+    with pytest.raises(NotADirectoryError):
+        store.make_dir("file/folder")

@@ -113,9 +113,10 @@ class LocalStore:
         return self.root / pure
 
     def make_dir(self, path: str) -> None:
-        self.local_path(path)
         if not self.is_dir("."):
             raise FileNotFoundError(errno.ENOENT, "the run directory has vanished", str(self.root))
+        if self.exists(path) and not self.is_dir(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.local_path(path)))
         pure = PurePosixPath(path)
         missing = [str(folder) for folder in (pure, *pure.parents) if not self.exists(str(folder))]
         for folder in reversed(missing):
