@@ -143,7 +143,7 @@ class Driver:
 
     def conclude(self, name: str, persist: Persist, receipts: dict[int, ShardRecord]) -> None:
         """Tell the commit machine of the receipts, and do what it orders."""
-        key = {"generation": persist.generation, "step": persist.step, "attempt": persist.attempt}
+        key: dict[str, Any] = {"generation": persist.generation, "step": persist.step, "attempt": persist.attempt}
         decisions = []
         for rank, shard in sorted(receipts.items()):
             decisions += self.machine.shard_persisted(

@@ -65,8 +65,7 @@ class MemoryStore(LocalStore):
     def list_dir(self, path: str, *, fresh: bool = False) -> list[str]:
         found = self._find(path)
         if found is None:
-            if any(isinstance(self._find(str(one)), MemoryFile) for one in PurePosixPath(path).parents):
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+            self._check_folders(path)
             return []
         if isinstance(found, MemoryFile):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
@@ -126,6 +125,7 @@ class MemoryStore(LocalStore):
         del folder[name]
 
     def remove_tree(self, path: str) -> None:
+        self._check_folders(path)
         if self.exists(path):
             folder, name = self._place(path)
             del folder[name]
@@ -151,6 +151,10 @@ class MemoryStore(LocalStore):
                 return None
             found = found.get(part)
         return found
+
+    def _check_folders(self, path: str) -> None:
+        if any(isinstance(self._find(str(one)), MemoryFile) for one in PurePosixPath(path).parents):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
 
     def _file(self, path: str) -> MemoryFile:
         found = self._find(path)

@@ -4,6 +4,8 @@ Each is judged by its own word: what it saved, and said so, has to be there and 
 saved. There is no ladder: whoever uses it names a directory.
 """
 
+import contextlib
+import logging
 import random
 import sys
 import tempfile
@@ -30,8 +32,7 @@ def look_at_peer(name: str, seed: int) -> dict[str, Any]:
     """Record it, and try the states that it may leave. `skipped` says why that could not be done."""
     look = {PEERS[0]: _look_at_dcp, PEERS[1]: _look_at_ray}[name]
     report: dict[str, Any] = {"name": name, "skipped": "", "states": 0, "violations": 0, "detail": "", "kinds": {}}
-    with tempfile.TemporaryDirectory(prefix="lastgood-crash-states-peer-") as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory(prefix="lastgood-crash-states-peer-") as folder, _silence():
         try:
             found = look(Path(folder), seed)
         except NotTraceable as error:
@@ -45,6 +46,19 @@ def look_at_peer(name: str, seed: int) -> dict[str, Any]:
     first = {kind: detail for kind, detail in reversed(found) if kind}
     detail = "; ".join(f"{kind}: {first[kind]}" for kind in sorted(first)) or "none loses or changes what was saved"
     return report | {"states": states, "violations": sum(kinds.values()), "detail": detail, "kinds": kinds}
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Of loads that fail there are hundreds, and each would be logged."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _look_at_dcp(folder: Path, seed: int) -> list[tuple[str, str]]:
@@ -68,12 +82,13 @@ def _look_at_dcp(folder: Path, seed: int) -> list[tuple[str, str]]:
 def _load(path: Path) -> int | str:
     """The version that is there, -1 if its values are no version's; an error's name if it does not load."""
     import torch
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 
     state = {name: torch.full_like(tensor, -7.0) for name, tensor in peer_dcp.state_of(0).items()}
     try:
         load(state, checkpoint_id=path)
-    except Exception as error:  # whatever it says of a file that it cannot read
+    except (Exception, CheckpointException) as error:  # whatever it says of a file that it cannot read
         return type(error).__name__
     version = int(state["step"])
     saved = peer_dcp.state_of(version)
