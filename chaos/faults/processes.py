@@ -82,6 +82,23 @@ def _sending(find: Find, number: signal.Signals) -> Callable[[Target, random.Ran
     return inject
 
 
+def _kill_rank_and_keeper(target: Target, rng: random.Random) -> Injected | None:
+    """Both hold that rank's snapshots, and no one else does."""
+    status = target.status()
+    rank, keepers = find_rank(target, rng), status.get("keepers", ())
+    if rank is None or not keepers:
+        return None
+    pid, context = rank
+    node = next(one["node_id"] for one in status["ranks"] if one["rank"] == context["rank"])
+    victims = [pid, *(keeper["pid"] for keeper in keepers if keeper["node_id"] == node)]
+    struck = False
+    for victim in victims:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+            struck = True
+    return Injected(context={**context, "victim_pids": victims, "signal": "SIGKILL"}) if struck else None
+
+
 def _stopping(find: Find) -> Callable[[Target, random.Random], Injected | None]:
     """SIGSTOP, and SIGCONT at the end, unless the process was replaced meanwhile."""
 
@@ -134,6 +151,11 @@ PROCESS_FAULTS = (
         description="SIGKILL to a data loader's worker",
         needs="loader workers (job.loader_workers)",
         inject=_sending(_loader_worker, signal.SIGKILL),
+    ),
+    Fault(
+        name="kill_rank_and_keeper",
+        description="SIGKILL to a rank and its node's keeper at once: nothing of it is left in memory",
+        inject=_kill_rank_and_keeper,
     ),
     Fault(name="kill_keeper", description="SIGKILL to a node's keeper", inject=_sending(_keeper, signal.SIGKILL)),
     Fault(

@@ -42,6 +42,8 @@ def exact(history: History, terms: Terms) -> Verdict:
         history.run_dir / CHECKPOINTS_DIR / mine.name, reference.run_dir / CHECKPOINTS_DIR / other.name
     )
     violations = [f"checkpoints/{mine.name}/{tensor} differs" for tensor in found.different]
+    if found.different and all(".rng." in name for name in found.different):
+        violations.insert(0, "only random generators differ: does the loop seed all of them (torch, random, numpy)?")
     if not found.tensors:
         violations.append(f"checkpoints/{mine.name} holds no tensor at all")
     return EXACT.judged(

@@ -15,6 +15,9 @@ from chaos.verdict import Outcome, Verdict, exit_code
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 USERS_LOOP = """
+import random
+
+import numpy
 import torch
 from torch.distributed.fsdp import fully_shard
 
@@ -26,7 +29,8 @@ TEXT = "the user's own module travels with the loop"
 def train(config):
     assert TEXT
     session = workers.get_session()
-    torch.manual_seed(config["seed"])
+    for seed in (torch.manual_seed, random.seed, numpy.random.seed):
+        seed(config["seed"])
     model = torch.nn.Linear(4, config["width"])
     fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -77,7 +81,7 @@ def test_users_own_loop_is_attacked_with_faults_from_within(tmp_path: Path) -> N
     plan.write_text(
         json.dumps(
             {
-                "job": {"steps": 3000, "config": {"width": 8}},
+                "job": {"steps": 600, "config": {"width": 8}},
                 "recovery": {"cadence": 20, "max_failures": 50},
                 "faults": {
                     "count": 6,

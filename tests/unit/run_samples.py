@@ -84,11 +84,13 @@ class FakeRun:
     def journal(self, generation: int, rank: int) -> Path:
         return self.directory / f"samples/g{generation:04d}-rank-{rank:05d}.jsonl"
 
-    def commit(self, generation: int, step: int, value: float | None = None) -> None:
+    def commit(self, generation: int, step: int, value: float | None = None, tensor: str = "w") -> None:
         """`value`: of the weights, which are equal in all runs otherwise."""
         name = checkpoint_name(step, generation, 1)
         weights = torch.full((3,), float(step) if value is None else value)
-        states = [CapturedState(tensors=[whole(f"rank.{rank:05d}.w", weights)], document={}) for rank in range(RANKS)]
+        states = [
+            CapturedState(tensors=[whole(f"rank.{rank:05d}.{tensor}", weights)], document={}) for rank in range(RANKS)
+        ]
         manifest = make_manifest(save_shards(self.store, states, name), step)
         self.archive.commit(replace(manifest, generation=generation, created_at=self.now))
         self.record("commit", generation=generation, step=step, attempt=1, checkpoint=name)

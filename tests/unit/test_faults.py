@@ -133,6 +133,14 @@ def test_killed_rank_is_named_and_dead(tmp_path: Path, sleeper: "subprocess.Pope
     assert FAULTS["kill_rank"].inject(target, random.Random(0)) is None, "it is gone"
 
 
+def test_rank_and_its_keeper_die_together(tmp_path: Path, sleeper: "subprocess.Popen[bytes]") -> None:
+    keeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    status = {**status_of(sleeper.pid), "keepers": [{"node_id": "n", "pid": keeper.pid}]}
+    context = inject(FAULTS["kill_rank_and_keeper"], Target(run_dir=tmp_path, status=lambda: status)).context
+    assert context["victim_pids"] == [sleeper.pid, keeper.pid]
+    assert [keeper.wait(timeout=30), sleeper.wait(timeout=30)] == [-signal.SIGKILL] * 2
+
+
 def test_stopped_process_goes_on_when_it_is_released(tmp_path: Path, sleeper: "subprocess.Popen[bytes]") -> None:
     import psutil
 

@@ -152,6 +152,18 @@ def test_one_different_bit_at_the_end_is_not_exact(tmp_path: Path, reference: Fa
     assert_fails_only(sameness.EXACT, run, reference, "rank.00000.w differs")
 
 
+def test_generators_that_the_loop_did_not_seed_are_hinted_at(tmp_path: Path) -> None:
+    runs = [FakeRun(tmp_path / name) for name in ("one", "other")]
+    for number, run in enumerate(runs):
+        run.generation(1, 0, None)
+        run.train(1, 1, 12)
+        run.commit(1, 12, value=float(number), tensor="rng.numpy.state.key")
+        run.finish(1)
+    verdict = verdicts_of(runs[0], runs[1])["exact"]
+    assert verdict.outcome is Outcome.BROKEN
+    assert "does the loop seed all of them" in verdict.detail
+
+
 def test_sample_that_was_used_twice_is_seen(attacked: FakeRun, reference: FakeRun) -> None:
     path = attacked.journal(3, 1)
     path.write_text(path.read_text().replace("[0,[111]]", "[0,[101]]"))
