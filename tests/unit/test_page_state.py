@@ -90,6 +90,15 @@ def test_suspected_ranks_are_told_until_they_move() -> None:
     assert document(story)["state"]["suspected"] == []
 
 
+def test_a_slow_rank_is_told_until_the_next_generation() -> None:
+    story = healthy()
+    story.add("straggler", generation=story.generation, rank=1, node="n", cost_fraction=0.3, cost_seconds_per_step=0.1)
+    assert document(story)["ranks"][1]["condition"] == "slow"
+    story.fail()
+    story.begin("failure", source="memory", restored=story.step)
+    assert document(story)["ranks"][1]["condition"] == "ok"
+
+
 def test_an_ended_run_does_not_go_on_by_the_clock() -> None:
     for story, name in ((finished(), "finished"), (stopped(), "stopped")):
         told = document(story, later=90_000)
