@@ -48,6 +48,7 @@ def slots_of(pid: int) -> set[int]:
     return found
 
 
+@pytest.mark.slow
 def test_with_a_slow_disk_saves_are_skipped_and_nothing_queues_up_grows_or_waits(tmp_path: Path) -> None:
     arms = [
         Arm(id=f"slow-{number}", point="persist.fsync", action="pause", when={"step_min": number * GAP})

@@ -130,6 +130,7 @@ def test_what_is_not_needed_may_be_missing_and_leftovers_are_cleaned_up(run_dir:
     harness.assert_equal_runs(run_dir, reference)
 
 
+@pytest.mark.slow
 def test_a_run_whose_checkpoints_are_all_damaged_stops_with_each_reason_and_trains_nothing(run_dir: Path) -> None:
     damages = {
         35: damage.flip_a_bit_of_a_tensor,

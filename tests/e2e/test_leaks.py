@@ -47,7 +47,8 @@ def measure(status: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("generations", [14, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("generations", [14, 50])
 def test_many_generations_leave_no_process_descriptor_memfd_or_memory_behind(
     tmp_path: Path, reference: Path, generations: int
 ) -> None:

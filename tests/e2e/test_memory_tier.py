@@ -94,6 +94,7 @@ def test_with_the_keeper_and_all_ranks_dead_the_newest_checkpoint_is_restored(tm
     harness.assert_equal_runs(result.run_dir, reference)
 
 
+@pytest.mark.slow
 def test_a_bit_that_flips_in_memory_is_noticed_and_the_newest_checkpoint_restored(
     tmp_path: Path, reference: Path
 ) -> None:

@@ -127,13 +127,19 @@ def test_one_cell_of_each_kind_holds(tmp_path: Path) -> None:
     ("sabotage", "cell", "guarantee"),
     [
         ("bytes-after-the-commit", "2 ranks, keeper of rank 1, persist.block, torn write", "never torn"),
-        (
+        pytest.param(
             "newest-is-passed-over",
             "2 ranks, coordinator, restore.choose, SIGKILL, restoring from storage",
             "newest verified wins",
+            marks=pytest.mark.slow,
         ),
-        ("retention-keeps-one", "2 ranks, coordinator, retention.done, SIGKILL", "retention keeps"),
-        ("other-bytes-are-restored", "2 ranks, rank 1, step.end, SIGKILL", "exact"),
+        pytest.param(
+            "retention-keeps-one",
+            "2 ranks, coordinator, retention.done, SIGKILL",
+            "retention keeps",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("other-bytes-are-restored", "2 ranks, rank 1, step.end, SIGKILL", "exact", marks=pytest.mark.slow),
     ],
 )
 def test_the_matrix_goes_red_where_production_code_is_broken(
@@ -144,6 +150,7 @@ def test_the_matrix_goes_red_where_production_code_is_broken(
     assert guarantee in verdict["detail"]
 
 
+@pytest.mark.slow
 def test_a_fault_that_never_fires_is_no_pass(tmp_path: Path) -> None:
     [verdict] = run_script(tmp_path, "no-points", "2 ranks, rank 1, step.end, SIGKILL").values()
     assert verdict["outcome"] == Outcome.BROKEN
