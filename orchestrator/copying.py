@@ -132,7 +132,7 @@ class Copying:
             if worlds.get(key[0]) != world_size or not self._usable(key, self._records):
                 continue
             found = self.located(*key, world_size)
-            if found is not None and not self._differ(key):
+            if found is not None and not self._differ(key) and not self._is_mixed(found):
                 return found
         return None
 
@@ -188,6 +188,18 @@ class Copying:
         step_max = limits.get(generation)
         on_lineage = generation in limits and (step_max is None or step <= step_max)
         return on_lineage and not {(generation, None), (generation, step)} & self._spoilt
+
+    def _is_mixed(self, memory: MemorySet) -> bool:
+        """Whether it is of two saves of one step: some ranks were killed before they had saved it again, as finished.
+        Those that did would end at once, and the others train on without them."""
+        keys = {(rank, keeper) for rank, keeper in memory.where.items()}
+        finished = {
+            one.finished
+            for keeper, held in self._holdings.items()
+            for one in held
+            if (one.rank, keeper) in keys and (one.generation, one.step) == (memory.generation, memory.step)
+        }
+        return len(finished) > 1
 
     def _differ(self, key: Key) -> bool:
         said = {

@@ -244,7 +244,7 @@ class Agent:
 
     def _start_rank(self, command: StartRank) -> None:
         rank = self._standby
-        if rank is None or rank.process is None or not rank.ready or self._current is not None:
+        if rank is None or rank.process is None or not rank.may_start(command) or self._current is not None:
             # It has died since it was told to be ready.
             code, now = -signal.SIGKILL, time.time()
             self._link.tell(

@@ -15,7 +15,7 @@ from typing import Any
 
 from workers import last_words, processes
 from workers.heartbeat import HeartbeatPage
-from workers.messages import RankError
+from workers.messages import RankError, StartRank
 from workers.processes import ProcessId
 from workers.wire import Channel, channel_pair
 
@@ -42,6 +42,12 @@ class ForkedRank:
     stepped: bool = False
     told_step: int = 0
     killed: set[int] = field(default_factory=set)
+
+    def may_start(self, command: StartRank) -> bool:
+        """Whether it waits for orders, and is the one that the coordinator means: that may have died meanwhile. Ranks
+        look for rank 0's store where the dead one had it, and would wait there for a minute."""
+        is_meant = command.rank != 0 or self.store_port == command.store_port
+        return self.process is not None and self.ready and is_meant
 
     def receive(self) -> dict[str, Any] | None:
         """One message, if there is one; the channel is closed at its end."""

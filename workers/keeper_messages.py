@@ -12,7 +12,8 @@ class HeldSnapshot:
 
     `attempt`: the last one that the keeper was ordered to write of it, or 0. `durable`: it is due to be written; else
     it stays in memory, unless the run fails. `replicas` is what the rank said of them in its document; {} if nothing is
-    to be compared. `copy_seconds`: how long the copy took; `stall_seconds`: how long the loop stood still for it.
+    to be compared. `finished`: the rank's loop had returned, which is known of a step only when it is saved once more.
+    `copy_seconds`: how long the copy took; `stall_seconds`: how long the loop stood still for it.
     """
 
     rank: int
@@ -24,6 +25,7 @@ class HeldSnapshot:
     replicas: dict[str, Any] = field(default_factory=dict)
     copy_seconds: float = 0.0
     stall_seconds: float = 0.0
+    finished: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

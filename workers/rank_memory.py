@@ -77,6 +77,7 @@ class Held:
             replicas=self.document["replicas"],
             copy_seconds=self.copy_seconds,
             stall_seconds=self.stall_seconds,
+            finished=bool(self.document["progress"].get("finished")),
         )
 
     @property

@@ -213,7 +213,7 @@ class Agents:
 
     def _start(self, agent: Agent, command: StartRank) -> None:
         rank = agent.standby
-        if rank is None or rank.process is None or not rank.ready or agent.current is not None:
+        if rank is None or rank.process is None or not rank.may_start(command) or agent.current is not None:
             agent.link.tell(_exit(agent, command.generation, 0, -signal.SIGKILL, None))
             return
         agent.standby, agent.current, agent.finished = None, rank, None

@@ -62,6 +62,11 @@ class Cell:
         return 2 if self.point.startswith("retention.") else 50
 
     @property
+    def kept_min(self) -> int:
+        """How many of those may be counted on: on a full disk older ones give way."""
+        return 1 if self.fault is Fault.ENOSPC else self.keep_last
+
+    @property
     def victim_rank(self) -> int | None:
         """The rank that is named in `victim`."""
         return None if self.victim == "coordinator" else int(self.victim.rpartition(" ")[2])

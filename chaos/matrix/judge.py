@@ -11,7 +11,7 @@ from orchestrator.archive import RunArchive, ScanResult
 from orchestrator.decide import ladder, lineage
 from orchestrator.decide.lineage import CheckpointRecord
 from orchestrator.observe.ledger import committed_checkpoints, read_ledger
-from workers.checkpoint.manifest import parse_checkpoint_name, read_manifest
+from workers.checkpoint.manifest import read_manifest
 from workers.checkpoint.reader import CheckpointReader
 from workers.checkpoint.store import LocalStore
 from workers.checkpoint.verify import verify_checkpoint
@@ -106,16 +106,17 @@ def _lost(scan: ScanResult, told: Sequence[Mapping[str, Any]], keep_last: int) -
 
 
 def _stale(scan: ScanResult, ledger: list[dict[str, Any]], told: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A generation restores the newest state that was acknowledged before it began, unless that was set aside."""
-    aside = {**scan.quarantined, **{e["checkpoint"]: "" for e in ledger if e["kind"] == "quarantine"}}
-    gone = {parsed[:2] for name in aside if (parsed := parse_checkpoint_name(name)) is not None}
+    """A generation restores the newest state that was acknowledged before it began, unless that was set aside as
+    damaged, or is on probation because the run had failed after it again and again."""
+    suspected = {entry["checkpoint"] for entry in ledger if entry["kind"] in ("quarantine", "probation")}
+    aside = {lineage.state_of(name) for name in {*scan.quarantined, *suspected}}
     problems = []
     for record in scan.generations:
         before = [other for other in scan.generations if other.number < record.number]
         known = [
             CheckpointRecord(name=f"{one['step']}", generation=one["generation"], step=one["step"], attempt=1)
             for one in told
-            if one["at"] < record.created_at and (one["step"], one["generation"]) not in gone
+            if one["at"] < record.created_at and (one["generation"], one["step"]) not in aside
         ]
         newest = lineage.newest(before, known)
         restored = (record.parent_generation or 0, record.restored_step)

@@ -75,7 +75,7 @@ def _try(cell: Cell, directory: Path, *, seed: int, reference: Digests, replay: 
             error = f"{type(problem).__name__}: {problem}"
     ledger = read_ledger(run_dir / LEDGER_FILE)
     told = [entry for entry in ledger if entry["kind"] == "commit"]
-    seen = look(run_dir, told, keep_last=cell.keep_last, steps=_STEPS, reference=reference, finished=not error)
+    seen = look(run_dir, told, keep_last=cell.kept_min, steps=_STEPS, reference=reference, finished=not error)
     marker = run_dir / "faults" / f"{cell.fault_id}.json"
     story = "; ".join(seen.restored)
     if seen.broken:

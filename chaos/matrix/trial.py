@@ -43,7 +43,7 @@ def try_cell(
     seen = look(
         directory / RUN_DIR,
         acknowledged(directory),
-        keep_last=cell.keep_last,
+        keep_last=cell.kept_min,
         steps=STEPS,
         reference=reference,
         finished=not ran.error,

@@ -1,5 +1,6 @@
 """What the coordinator makes of the words of keepers: copies ordered, and what can be restored without a node."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,9 @@ class Rig:
             self.copying.copied(
                 ShardCopied(keeper="", rank=rank, generation=generation, step=step, bytes=100, seconds=0.5, error=error)
             )
+
+    def holds_finished(self, keeper: str, rank: int, step: int, *, finished: bool) -> None:
+        self.copying.holds(keeper, [replace(held(rank, step), finished=finished)])
 
     def holds(self, keeper: str, *shards: tuple[int, int], generation: int = 1, replicas: Any = None) -> None:
         self.copying.holds(keeper, [held(rank, step, generation, replicas) for rank, step in shards])
@@ -245,3 +249,12 @@ def test_after_the_coordinators_restart_the_set_that_is_with_two_keepers_stays(r
     rig.copying.rebuild(rig.records, joined)
     rig.copying.release(ReleaseOrder(generation=1, upto_step=14, keep=(14,)))
     assert {command.spare for _, command in rig.taken(ReleaseOrder)} == {(12,)}
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_two_saves_of_one_step_are_not_restored_as_one_set(last: bool, rig: Rig) -> None:
+    """A rank was killed before it had saved the last step again as finished: the others would end, and it train on."""
+    rig.holds_finished("ka", 0, 40, finished=True)
+    rig.holds_finished("kb", 1, 40, finished=True)
+    rig.holds_finished("kc", 2, 40, finished=last)
+    assert (rig.copying.restorable(3) is not None) == last

@@ -93,4 +93,5 @@ def _told(key: ShardKey, slot: Slot) -> HeldSnapshot:
         step=key.step,
         digest=slot.digest,
         replicas=document.get("replicas", {}),
+        finished=bool(document.get("progress", {}).get("finished")),
     )
