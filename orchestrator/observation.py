@@ -74,6 +74,12 @@ class Observation:
         self.summary = Summary()
         self.tally = Tally()
         self.live = Live()
+        self._info = {
+            "run_id": config.run,
+            "run_dir": str(config.run_dir),
+            "driver": config.driver,
+            "version": version("lastgood"),
+        }
         self._ratchet = Ratchet()
         self._exporter = ExporterFacts()
         self._server: Server | None = None
@@ -153,12 +159,7 @@ class Observation:
         return View(
             now=now,
             run=self._config.run_dir.name,
-            info={
-                "run_id": self._config.run,
-                "run_dir": str(self._config.run_dir),
-                "driver": self._config.driver,
-                "version": version("lastgood"),
-            },
+            info=self._info,
             summary=self.summary,
             tally=self.tally,
             account=self._ratchet.show(self.summary.accounting.at(now)),

@@ -27,7 +27,7 @@ restarted coordinator, or the next driver, goes on with them. What a new coordin
 from the ranks is left out until then (*live*).
 
 Those marked *Ray* are also reported through `ray.util.metrics`: Prometheus that scrapes the Ray cluster sees them,
-without more set-up, with `ray_` in front of their names.
+without more set-up, with `ray_` in front of their names. Ray exports metrics only where `ray[default]` is installed.
 """
 
 _CAUSES = """Causes are those of the ledger; `driver` is one that was gone, so that the next one began at a

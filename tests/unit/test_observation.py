@@ -5,11 +5,13 @@ import socket
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from made_up_run import MadeUpRun
 from observation_samples import eventful_run, observe, pulse
 
+from orchestrator import ray_metrics
 from orchestrator.config import RecoveryConfig
 from orchestrator.observation import Observation
 from orchestrator.observe import discovery
@@ -92,6 +94,36 @@ def test_a_taken_port_is_said_in_the_ledger_and_an_address_that_is_not_ours_hurt
     off = observe(eventful_run(), tmp_path / "off", recovery=RecoveryConfig(metrics_port=None))
     off.start()
     assert read_ledger(tmp_path / "off" / "ledger.jsonl")[-1]["kind"] == "coordinator"
+
+
+class Recorder:
+    """Takes the place of Ray's gauges."""
+
+    made: ClassVar[list["Recorder"]] = []
+
+    def __init__(self, name: str, *, description: str, tag_keys: tuple[str, ...]) -> None:
+        assert description and tag_keys == ("run",)
+        self.name = name
+        self.values: list[tuple[float, dict[str, str]]] = []
+        self.made.append(self)
+
+    def set(self, value: float, tags: dict[str, str]) -> None:
+        self.values.append((value, tags))
+
+
+def test_ray_hears_of_the_run_again_and_again_through_one_gauge_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_metrics, "Gauge", Recorder)
+    monkeypatch.setattr(Recorder, "made", [])
+    observation = observe(eventful_run(), tmp_path / "gpt")
+    reporter = ray_metrics.Reporter()
+    for _ in range(3):
+        reporter.report(reporter.of(observation.view()))
+    gauges = {gauge.name: gauge for gauge in Recorder.made}
+    assert len(Recorder.made) == len(gauges)
+    assert gauges.keys() == {metric.name for metric in ray_metrics.RAY_METRICS}
+    assert gauges["lastgood_generation"].values == [(2.0, {"run": "gpt"})] * 3
 
 
 def test_an_entry_that_cannot_be_understood_hurts_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
