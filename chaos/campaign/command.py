@@ -54,9 +54,7 @@ def run(
     from chaos.campaign.driver import split_script
     from chaos.campaign.plan import load_plan
     from chaos.campaign.runner import Campaign, run_campaign, with_overrides
-    from chaos.history import History
-    from chaos.judge.timeline import timeline
-    from chaos.report import write_report
+    from chaos.report import run_timeline, write_report
 
     loaded = with_overrides(load_plan(plan), kills=kills, steps=steps)
     if script is not None:
@@ -78,7 +76,7 @@ def run(
         command=f"lastgood {shlex.join(sys.argv[1:])} --seed {used_seed}",
         seed=used_seed,
         verdicts=verdicts,
-        timelines=[timeline(History(campaign.run_dir))],
+        timelines=[run_timeline(campaign.run_dir, "the attacked run")],
     )
     say(f"the report is {page}")
     if as_json:

@@ -11,6 +11,9 @@ from orchestrator.observe.ledger import LEDGER_FILE, read_ledger
 
 Entry = Mapping[str, Any]
 
+_COMMITS_MAX = 200
+"""More marks than that are no longer seen apart."""
+
 
 @dataclass(slots=True)
 class _Generation:
@@ -41,7 +44,8 @@ def run_timeline(run_dir: Path, title: str) -> Timeline:
         for entry in ledger
         if entry["kind"] == "commit"
     ]
-    return Timeline(title=title, lanes=[*lanes, Lane(name="coordinator, keepers", marks=[*commits, *rest])])
+    shown = commits[:: max(1, len(commits) // _COMMITS_MAX)]
+    return Timeline(title=title, lanes=[*lanes, Lane(name="coordinator, keepers", marks=[*shown, *rest])])
 
 
 def _generations(ledger: Sequence[Entry]) -> list[_Generation]:
