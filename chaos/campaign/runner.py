@@ -94,7 +94,10 @@ def skipped_faults(plan: Plan, injected: dict[str, int], history: History) -> li
     for name in plan.mix_names:
         if injected.get(name, 0):
             continue
-        reason = FAULTS[name].available() or f"its turn did not come; it needs {FAULTS[name].needs}"
+        needs = FAULTS[name].needs
+        reason = FAULTS[name].available() or "its turn did not come" + (
+            "" if needs == "nothing" else f"; needs {needs}"
+        )
         found.append(Verdict(name=f"fault {name}", outcome=Outcome.SKIPPED, detail=reason))
     return found
 

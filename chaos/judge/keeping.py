@@ -27,8 +27,9 @@ def never_lost(history: History, terms: Terms) -> Verdict:
         for record in counting
         if not history.has_manifest(record.name) and record.name not in gone and not history.touched(record.name)
     ]
+    replaced = sum(record.name in gone for record in counting)
     return NEVER_LOST.judged(
-        violations, f"{len(counting)} commits on the lineage, {len(gone)} replaced since", commits=len(counting)
+        violations, f"{len(counting)} commits on the lineage, {replaced} replaced since", commits=len(counting)
     )
 
 
