@@ -20,7 +20,7 @@ from orchestrator.observe import discovery, health
 from orchestrator.observe.accounting import PROGRESS_SECONDS
 from orchestrator.observe.ledger import Ledger, read_ledger
 from orchestrator.observe.live import Live
-from orchestrator.observe.metrics import ExporterFacts, Ratchet, View, metrics_route
+from orchestrator.observe.metrics import ExporterFacts, View, metrics_route
 from orchestrator.observe.server import Response, Route, Server
 from orchestrator.observe.summary import Summary
 from orchestrator.observe.tally import Tally
@@ -80,7 +80,6 @@ class Observation:
             "driver": config.driver,
             "version": version("lastgood"),
         }
-        self._ratchet = Ratchet()
         self._exporter = ExporterFacts()
         self._server: Server | None = None
         self._rate: tuple[float, RatePosterior | None] | None = None
@@ -162,7 +161,7 @@ class Observation:
             info=self._info,
             summary=self.summary,
             tally=self.tally,
-            account=self._ratchet.show(self.summary.accounting.at(now)),
+            account=self.summary.accounting.at(now),
             live=self.live,
             rate=self._believed(now),
             healthy=not self.problems(now),

@@ -12,8 +12,8 @@ subtracting what a failure made useless in when it is counted, not in how much, 
 How it meets what the ledger cannot know:
 - When a step was done between two entries that name one is interpolated.
 - Stall and interference are known after they happened: they are taken out of the training that follows.
-- A driver that ended without a word trained on for as long as entries come apart at most, `PROGRESS_SECONDS`: so much
-  an exporter may have shown of it. Then, until the next driver, the run was down.
+- What a driver that ended without a word did after its last entry counts as down: nobody knows of these steps, and when
+  they are done again, they are productive.
 - A driver that is refused writes into the ledger of the one that trains on: what that one says next is believed.
 
 The kinds follow the badput categories of Google's ML Goodput Measurement library, whose names stand in `GOOGLE_NAMES`.
@@ -27,7 +27,7 @@ from typing import Any
 from orchestrator.observe.restarts import Restarts
 
 PROGRESS_SECONDS = 60.0
-"""How often a run that trains says in the ledger how far it is."""
+"""How often, at least, a run that trains says in the ledger how far it is."""
 
 KINDS: Mapping[str, str] = {
     "productive": "training steps that the run had not done before",
@@ -205,14 +205,18 @@ class Accounting:
                 seconds[kind] += part
         return Account(state=self._state, seconds=seconds)
 
+    def settled(self) -> Account:
+        """What no later entry changes: each kind's seconds only ever grow, also if the ledger is read anew. It ends
+        with the last entry that says what the time before was spent on."""
+        return Account(state=self._state, seconds=dict(self._seconds))
+
     # ------------------------------------------------------------ entries
 
     def _coordinator(self, entry: Mapping[str, Any], at: float) -> None:
         if entry["resumed"]:
             return
         if not self._ended:
-            trained_on = PROGRESS_SECONDS if self._state == "training" else 0.0
-            self._advance(min(at, self._last_at + trained_on))
+            self._advance(self._last_at)
         self._advance(at, "down")
         self._driver, self._state, self._over = entry["driver"], "starting", False
 

@@ -22,9 +22,9 @@ whoever reaches the port can read it.
 | `/healthz` | 200 if the run is protected, and gets on or has finished; else 503. The body says why, as JSON |
 | `/` | the status page |
 
-All metrics have the label `run`, the name of the run directory. Counters of the run are made from its ledger, so a
-restarted coordinator, or the next driver, goes on with them. What a new coordinator cannot know before it has heard
-from the ranks is left out until then (*live*).
+All metrics have the label `run`, the name of the run directory. Counters are made from the run's ledger, so a
+restarted coordinator, or the next driver, goes on with them. What is not known before the ranks were heard of is
+left out until then (*live*).
 
 Those marked *Ray* are also reported through `ray.util.metrics`: Prometheus that scrapes the Ray cluster sees them,
 without more set-up, with `ray_` in front of their names. Ray exports metrics only where `ray[default]` is installed.
@@ -40,9 +40,9 @@ Google's ML Goodput Measurement that fit best.
 """
 
 _WHEN = """
-Lost steps are counted when they are done again: training is productive while it does what was not done before. What
-goes on now is believed to be what went on last, until the ledger says otherwise; where that was too much of a kind,
-such as the seconds before a hang is noticed, it does not grow until it is true.
+Lost steps are counted when they are done again: training is productive while it does what was not done before. Counters
+hold what no later entry of the ledger changes: while a run trains they are up to 45 s old, while it starts or recovers
+they wait until that is over. Ratios count what goes on now too.
 """
 
 

@@ -46,8 +46,8 @@ class Metric:
     ray: bool = False
 
 
-def _counter(name: str, help: str, *labels: str, live: bool = False) -> Metric:
-    return Metric(name=f"lastgood_{name}_total", type="counter", help=help, labels=labels, live=live)
+def _counter(name: str, help: str, *labels: str) -> Metric:
+    return Metric(name=f"lastgood_{name}_total", type="counter", help=help, labels=labels)
 
 
 def _gauge(name: str, help: str, *labels: str, live: bool = False, ray: bool = False) -> Metric:
@@ -74,7 +74,7 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
         _counter(
             "time_seconds", "Time since the run began, by what it was spent on; the kinds add up to all of it.", "kind"
         ),
-        _counter("elapsed_seconds", "Time since the run began, until it ended."),
+        _counter("elapsed_seconds", "Time since the run began, as far as it is known what it was spent on."),
         _gauge("goodput_ratio", "Part of all time that went into steps that were not done before.", ray=True),
         _gauge(
             "ettr_ratio",
@@ -87,7 +87,7 @@ GROUPS: Mapping[str, tuple[Metric, ...]] = {
     ),
     "Training": (
         _gauge("step", "The last finished step; lower again after a failure.", ray=True),
-        _counter("steps", "Steps done, those that were done again included.", live=True),
+        _counter("steps", "Steps done, as far as the ledger tells, those that were done again included."),
         _gauge("step_seconds", "How long a step takes, on the fastest, the median and the slowest rank.", "ranks"),
         _gauge("step_age_seconds", "Time since a step was finished.", live=True),
         _gauge("loss", "The loss that the loop gave last.", live=True),

@@ -1,7 +1,7 @@
 """The run's metrics, computed when they are asked for, from its ledger and from what its ranks said last.
 
-Counters of the run come from the ledger: a restarted coordinator, or the next driver, goes on with them. What a new
-coordinator cannot know yet is left out until it does, rather than starting from 0 again.
+Counters come from the ledger alone, and only of what no later entry changes: so a restarted coordinator, or the next
+driver, goes on with them, and they never go back. Gauges also say what is going on now.
 """
 
 import time
@@ -62,28 +62,6 @@ class View:
     exporter: ExporterFacts = field(default_factory=ExporterFacts)
 
 
-class Ratchet:
-    """Accounts as they are shown: no kind ever goes back, and they still add up.
-
-    What goes on now is believed to be what went on last, until the ledger says otherwise: a failure that is noticed
-    after seconds was no training in these. What was shown too much of a kind then waits until it is true.
-    """
-
-    def __init__(self) -> None:
-        self._shown: dict[str, float] = {}
-
-    def show(self, account: Account) -> Account:
-        shown = {kind: self._shown.get(kind, 0.0) for kind in account.seconds}
-        short = {kind: max(0.0, seconds - shown[kind]) for kind, seconds in account.seconds.items()}
-        wanted = sum(short.values())
-        passed = max(0.0, account.elapsed_seconds - sum(shown.values()))
-        if wanted > 0:
-            part = min(1.0, passed / wanted)
-            shown = {kind: seconds + short[kind] * part for kind, seconds in shown.items()}
-        self._shown = shown
-        return Account(state=account.state, seconds=shown)
-
-
 def readings(view: View) -> Iterator[Reading]:
     """Every sample, with names of the table."""
     yield from _run(view)
@@ -109,9 +87,9 @@ def _run(view: View) -> Iterator[Reading]:
 
 
 def _time(view: View) -> Iterator[Reading]:
-    account = view.account
-    yield from (("time_seconds", (kind,), seconds) for kind, seconds in account.seconds.items())
-    yield "elapsed_seconds", (), account.elapsed_seconds
+    account, settled = view.account, view.summary.accounting.settled()
+    yield from (("time_seconds", (kind,), seconds) for kind, seconds in settled.seconds.items())
+    yield "elapsed_seconds", (), settled.elapsed_seconds
     for name in ("goodput_ratio", "ettr_ratio", "ettr_queueing_ratio", "save_overhead_ratio"):
         ratio = getattr(account, name)
         if ratio is not None:
@@ -120,11 +98,9 @@ def _time(view: View) -> Iterator[Reading]:
 
 def _training(view: View) -> Iterator[Reading]:
     live, accounting = view.live, view.summary.accounting
-    training = view.account.state == "training"
     step = accounting.position if live.step is None else max(live.step, accounting.position)
     yield "step", (), step
-    if live.step is not None or not training:
-        yield "steps", (), accounting.steps_done + (step - accounting.position)
+    yield "steps", (), accounting.steps_done
     if (took := live.step_seconds()) is not None:
         yield from (("step_seconds", (ranks,), each) for ranks, each in zip(LABELS["ranks"], took, strict=True))
     elif view.tally.step_seconds is not None:

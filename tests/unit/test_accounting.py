@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_run import Entries, MadeUpRun
 
-from orchestrator.observe.accounting import DRIVER, GOOGLE_NAMES, KINDS, PROGRESS_SECONDS, Account, Accounting
+from orchestrator.observe.accounting import DRIVER, GOOGLE_NAMES, KINDS, Account, Accounting
 
 
 def spent(account: Account) -> dict[str, float]:
@@ -140,16 +140,16 @@ def test_between_drivers_the_run_is_down() -> None:
     assert accounting.at().ettr_ratio == pytest.approx(15 / 37)
 
 
-def test_a_driver_that_died_silently_is_believed_to_have_trained_for_as_long_as_an_exporter_may_have_said() -> None:
+def test_what_a_driver_that_died_silently_did_after_its_last_entry_is_down() -> None:
     run = training_run()
     run.train(10)
     run.progress()
-    alive = Accounting().add_all(run.entries).at(run.now + PROGRESS_SECONDS - 1)
+    before = Accounting().add_all(run.entries).settled()
     run.now += 1000
     run.drive()
-    account = account_of(run)
-    assert spent(account) == {"startup": 10, "productive": 10 + PROGRESS_SECONDS, "down": 1000 - PROGRESS_SECONDS}
-    assert all(account.seconds[kind] >= alive.seconds[kind] for kind in KINDS)
+    accounting = Accounting().add_all(run.entries)
+    assert spent(accounting.at()) == {"startup": 10, "productive": 10, "down": 1000}
+    assert all(accounting.settled().seconds[kind] >= before.seconds[kind] for kind in KINDS)
 
 
 def test_a_restarted_coordinator_changes_nothing() -> None:
@@ -283,15 +283,16 @@ def test_of_any_ledger_the_parts_are_never_negative_only_grow_and_add_up_to_the_
     entries: Entries,
 ) -> None:
     accounting = Accounting()
-    before = accounting.at().seconds
+    before = accounting.settled().seconds
     last_at = entries[0]["at"]
     for entry in entries:
         accounting.add(entry)
         last_at = max(last_at, entry["at"])
         now = accounting.at()
-        settled = accounting._seconds
+        settled = accounting.settled().seconds
         assert all(settled[kind] >= before[kind] for kind in KINDS)
-        before = dict(settled)
+        assert all(now.seconds[kind] >= settled[kind] for kind in KINDS)
+        before = settled
         if now.state in ("finished", "stopped"):
             assert now.elapsed_seconds <= last_at - entries[0]["at"] + 1e-6
         else:
@@ -308,7 +309,7 @@ def test_of_any_ledger_what_failures_are_charged_with_is_part_of_the_account(ent
     accounting = Accounting().add_all(entries)
     for kind in ("detection", "recovery", "restore", "repeated"):
         charged = math.fsum(cost.seconds[kind] for cost in accounting.costs)
-        assert charged <= accounting._seconds[kind] + 1e-6
+        assert charged <= accounting.settled().seconds[kind] + 1e-6
     for cost in accounting.costs:
         assert cost.lost_steps >= 0 and cost.lost_samples >= 0
         assert min(cost.seconds.values()) >= 0

@@ -9,16 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from made_up_run import MadeUpRun
 from observation_samples import eventful_run, observe, pulse
 from prometheus_client.parser import text_string_to_metric_families
 
 from orchestrator.observation import Observation
-from orchestrator.observe.accounting import KINDS, Account
+from orchestrator.observe.accounting import KINDS
 from orchestrator.observe.metric_table import LABELS, METRICS, RANKS_SHOWN_MAX
-from orchestrator.observe.metrics import ExporterFacts, Ratchet, metrics_route
+from orchestrator.observe.metrics import ExporterFacts, metrics_route
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -151,13 +149,22 @@ def test_no_counter_goes_back_at_any_entry_nor_when_the_coordinator_is_restarted
         before = {**before, **now}
 
 
-def test_steps_are_left_out_until_a_restarted_coordinator_has_heard_of_a_rank(tmp_path: Path) -> None:
+def test_counters_hold_only_what_a_later_entry_cannot_take_back(tmp_path: Path) -> None:
     run = eventful_run()
     observation = observe(run, tmp_path / "gpt")
-    assert "lastgood_steps_total" not in scrape(observation)
+    observation._written_at = run.now
     run.train(5)
     observation.pulse(0, pulse(run))
-    assert value(samples(scrape(observation)), "lastgood_steps_total") == 18 + 26
+    before = samples(scrape(observation))
+    assert value(before, "lastgood_step") == 36
+    assert value(before, "lastgood_steps_total") == 18 + 21
+    assert value(before, "lastgood_time_seconds_total", kind="productive") == pytest.approx(16 - 0.3 + 13)
+    run.now += 10
+    run.fail("hang")
+    run.entries[-1]["failed_at"] = run.now - 10
+    after = samples(scrape(observe(run, tmp_path / "gpt")))
+    assert value(after, "lastgood_time_seconds_total", kind="detection") == pytest.approx(10.5)
+    assert all(after[key] >= number for key, number in counters(before).items())
 
 
 def test_a_checkpoint_that_was_not_read_back_is_not_verified(tmp_path: Path) -> None:
@@ -193,30 +200,3 @@ def test_progress_is_written_when_the_lost_step_is_regained_and_once_in_a_while(
     observation.pulse(0, pulse(run))
     assert told() == [31, 91]
     assert observation.summary.accounting.costs[-1].regained_at == pytest.approx(run.now - 60)
-
-
-amounts = st.dictionaries(st.sampled_from(sorted(KINDS)), st.floats(0, 1e6), min_size=1)
-
-
-@given(st.lists(amounts, max_size=8))
-def test_a_ratchet_never_goes_back_and_what_it_shows_adds_up(targets: list[dict[str, float]]) -> None:
-    ratchet, shown, elapsed = Ratchet(), dict.fromkeys(KINDS, 0.0), 0.0
-    for target in targets:
-        wanted = {**dict.fromkeys(KINDS, 0.0), **target}
-        grown = Account(state="training", seconds=wanted)
-        if grown.elapsed_seconds < elapsed:  # time does not go back
-            continue
-        elapsed = grown.elapsed_seconds
-        now = ratchet.show(grown)
-        assert all(now.seconds[kind] >= shown[kind] for kind in KINDS)
-        assert now.elapsed_seconds == pytest.approx(elapsed, rel=1e-9, abs=1e-9)
-        shown = dict(now.seconds)
-
-
-def test_a_ratchet_shows_the_truth_once_time_has_caught_up() -> None:
-    ratchet = Ratchet()
-    ratchet.show(Account(state="training", seconds={"productive": 10.0, "detection": 0.0}))
-    after = ratchet.show(Account(state="recovering", seconds={"productive": 8.0, "detection": 3.0}))
-    assert after.seconds == {"productive": 10.0, "detection": 1.0}
-    later = {"productive": 12.0, "detection": 3.0}
-    assert ratchet.show(Account(state="training", seconds=later)).seconds == pytest.approx(later)
