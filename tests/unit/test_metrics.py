@@ -158,7 +158,7 @@ def test_counters_hold_only_what_a_later_entry_cannot_take_back(tmp_path: Path) 
     before = samples(scrape(observation))
     assert value(before, "lastgood_step") == 36
     assert value(before, "lastgood_steps_total") == 18 + 21
-    assert value(before, "lastgood_time_seconds_total", kind="productive") == pytest.approx(16 - 0.3 + 13)
+    assert value(before, "lastgood_time_seconds_total", kind="productive") == pytest.approx(17 - 0.3 + 13)
     run.now += 10
     run.fail("hang")
     run.entries[-1]["failed_at"] = run.now - 10
