@@ -33,7 +33,9 @@ def train_loop(config: dict[str, Any]) -> None:
     )
     session.track(model=model, optimizer=optimizer, scheduler=None, data=data)
     session.restore()
-    for batch in data:
+    batches = iter(data)
+    # Looked at first: after a restore of the last step there is none to be done.
+    while session.step < STEPS and (batch := next(batches, None)) is not None:
         loss = model(batch[:, None].float() / 64).square().mean()
         loss.backward()
         parameters = list(model.parameters())
@@ -46,5 +48,3 @@ def train_loop(config: dict[str, Any]) -> None:
         session.end_step(loss=float(loss.detach()))
         if session.step % SAVE_EVERY == 0:
             session.save_now(wait=True)
-        if session.step >= STEPS:
-            break
