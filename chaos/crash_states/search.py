@@ -96,7 +96,7 @@ def large_plan(seed: int) -> Plan:
         order=rng.choice(("drawn", "drawn", "in step")),
         beside=rng.random() < 0.5,
         back=rng.random() < 0.25,
-        killed_after=rng.randrange(20, 200) if rng.random() < 0.5 else None,
+        killed_after=rng.randrange(200) if rng.random() < 0.5 else None,
     )
 
 
@@ -191,12 +191,12 @@ def _plans_of(mutant: Mutant, seed: int) -> Iterable[Plan]:
     orders: tuple[Order, ...] = ("in step", "drawn", "one by one")
     for order in orders:
         plan = Plan(seed=seed, ranks=2, order=order, shard_bytes=TINY_BYTES, **facts)
-        kills: Iterable[int | None] = _in_commit(record(plan, scratch=scratch())) if killed else (None,)
+        kills: Iterable[int | None] = kills_in_commit(record(plan, scratch=scratch())) if killed else (None,)
         for after in kills:
             yield replace(plan, killed_after=after)
 
 
-def _in_commit(recording: Recording) -> Iterable[int]:
+def kills_in_commit(recording: Recording) -> Iterable[int]:
     """Kills around the moment when the manifest gets its name. A plan counts calls, of which some record nothing."""
     calls = 0
     for op in recording.ops:

@@ -70,14 +70,17 @@ def test_each_mutant_of_the_protocol_is_caught(index: int) -> None:
     assert found["guarantee"] in GUARANTEES and found["detail"]
 
 
-@pytest.mark.parametrize("killed_after", range(44, 74, 3))
-def test_a_kill_and_then_a_power_loss_lose_nothing_that_was_relied_on(killed_after: int) -> None:
-    recording = record(replace(SMALL, killed_after=killed_after), scratch=search.scratch())
-    judge, owed, rng = Judge(recording), promises(recording.ops), random.Random(killed_after)
-    for situation, promise in list(zip(situations(recording.ops), owed, strict=True))[killed_after:]:
-        for _ in range(3):
-            verdict = judge.check(draw(situation, rng).tree, promise)
-            assert verdict.violations == (), (situation.last and describe(situation.last), verdict)
+@pytest.mark.parametrize("where", ["while the run directory is prepared", "around the commit"])
+def test_a_kill_and_then_a_power_loss_lose_nothing_that_was_relied_on(where: str) -> None:
+    plan = replace(SMALL, saves=(1, 0))
+    commit = search.kills_in_commit(record(plan, scratch=search.scratch()))
+    for killed_after in commit if where == "around the commit" else range(6):
+        recording = record(replace(plan, killed_after=killed_after), scratch=search.scratch())
+        judge, owed, rng = Judge(recording), promises(recording.ops), random.Random(killed_after)
+        for situation, promise in list(zip(situations(recording.ops), owed, strict=True))[killed_after:]:
+            for _ in range(6):
+                verdict = judge.check(draw(situation, rng).tree, promise)
+                assert verdict.violations == (), (killed_after, situation.last and describe(situation.last), verdict)
 
 
 def test_what_was_promised_is_read_from_the_marks() -> None:
