@@ -75,7 +75,9 @@ def assert_set_aside(run_dir: Path, expected: Mapping[str, str]) -> None:
     "damages",
     [
         pytest.param(
-            {35: damage.flip_a_bit_of_a_tensor, 30: damage.flip_a_bit_of_the_header}, id="flipped bits in shards"
+            {35: damage.flip_a_bit_of_a_tensor, 30: damage.flip_a_bit_of_the_header},
+            id="flipped bits in shards",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             {35: damage.cut_a_shard, 30: damage.remove_a_shard},

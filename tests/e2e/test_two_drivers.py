@@ -113,7 +113,8 @@ def restorable(run_dir: Path) -> str:
     return newest.name
 
 
-@pytest.mark.parametrize("stop_at", ["commit.begin", pytest.param("commit.rename", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stop_at", ["commit.begin", "commit.rename"])
 def test_what_a_paused_driver_still_does_after_another_has_taken_over_changes_nothing(
     tmp_path: Path, reference: Path, start: Start, stop_at: str
 ) -> None:
