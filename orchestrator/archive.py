@@ -211,7 +211,7 @@ class RunArchive:
         """Create what a run needs in its directory, durably."""
         for name in (GENERATIONS_DIR, CHECKPOINTS_DIR):
             self._store.make_dir(name)
-        # Whoever created them may have been killed before their names were durable.
+        # Whoever created them may have been killed before their names were durable, or did not care.
         self._store.sync_dir(".")
 
     def create_generation(self, record: GenerationRecord, *, seen: ScanResult) -> tuple[GenerationRecord, ...]:

@@ -70,7 +70,7 @@ def search_all(
         drawing: list[Future[Tally]] = []
         number = 0
         while len(seen) < states or len(found.drawn.states) < states // 4:
-            while len(drawing) < _AHEAD * jobs:
+            while len(drawing) < (_AHEAD * jobs if jobs > 1 else 1):
                 drawing.append(submit(search.look_at_some, _seed(seed, number)))
                 number += 1
             tally = drawing.pop(0).result()
