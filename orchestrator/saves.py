@@ -210,6 +210,10 @@ class Saves:
             for receipt in keeper.receipts:
                 self.persisted(receipt)
         self._carry_out(self._machine.rebuilt(at=_now()))
+        # The earlier coordinator may have died before it told the ranks, of which some may wait for that.
+        told = [step for owner, step, _ in found if owner == self._generation]
+        if told:
+            self._tell_outcome(self._generation, max(told), "")
         dropped = [entry for entry in read_ledger(self._ledger.path) if entry["kind"] == "memory_dropped"]
         for entry in dropped:
             self._carry_out(

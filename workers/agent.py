@@ -169,6 +169,7 @@ class Agent:
         os.close(self._wake_read)
         os.close(self._wake_write)
         self._lock.close()
+        processes.remove_node_dir(self._lock.path.parent)
 
     # ------------------------------------------------------------ waiting
 
@@ -297,7 +298,12 @@ class Agent:
 
     def _start_zygote(self) -> ZygoteClient:
         self._zygote_ready = False
-        return ZygoteClient(preload=self._config.preload, payload=self._config.payload, inherited_fd=self._lock.fd)
+        return ZygoteClient(
+            preload=self._config.preload,
+            payload=self._config.payload,
+            inherited_fd=self._lock.fd,
+            directory=self._lock.path.parent,
+        )
 
     def _zygote_ended(self) -> None:
         """Its ranks died with it; a new one is started, unless it could not even get ready."""

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from workers import last_words, processes
@@ -28,6 +29,7 @@ class ForkedRank:
     `told_step`: the last one whose time was told."""
 
     token: int
+    directory: Path
     channel: Channel
     heartbeat: HeartbeatPage
     last_words_fd: int
@@ -80,6 +82,7 @@ class ForkedRank:
 
     def close(self) -> None:
         processes.remove_torch_shared_memory(self.killed)
+        processes.remove_temporary_dirs(self.directory)
         self.channel.close()
         self.heartbeat.close()
         os.close(self.last_words_fd)
@@ -88,14 +91,19 @@ class ForkedRank:
 
 
 class ZygoteClient:
-    """Starts the zygote and asks it for ranks. `payload`: the pickled loop, which every rank gets as a memfd."""
+    """Starts the zygote and asks it for ranks. `payload`: the pickled loop, which every rank gets as a memfd.
+    `directory`: for temporary files of the ranks."""
 
-    def __init__(self, *, preload: Iterable[str], payload: bytes, inherited_fd: int) -> None:
+    def __init__(self, *, preload: Iterable[str], payload: bytes, inherited_fd: int, directory: Path) -> None:
+        self._directory = directory
         self._payload_fd = _memfd("lastgood-loop", payload)
         self._next_token = 0
         self.channel, theirs = channel_pair()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "workers.zygote", str(theirs.fileno()), ",".join(preload), str(os.getpid())],
+            [
+                *(sys.executable, "-m", "workers.zygote"),
+                *(str(theirs.fileno()), ",".join(preload), str(os.getpid()), str(directory)),
+            ],
             pass_fds=[theirs.fileno(), inherited_fd],
             stdin=subprocess.DEVNULL,
             env=_environment(),
@@ -109,7 +117,11 @@ class ZygoteClient:
         last_words_fd = last_words.create_fd()
         self._next_token += 1
         rank = ForkedRank(
-            token=self._next_token, channel=ours, heartbeat=HeartbeatPage(heartbeat_fd), last_words_fd=last_words_fd
+            token=self._next_token,
+            directory=self._directory,
+            channel=ours,
+            heartbeat=HeartbeatPage(heartbeat_fd),
+            last_words_fd=last_words_fd,
         )
         try:
             fds = (theirs.fileno(), heartbeat_fd, self._payload_fd, last_words_fd)

@@ -37,6 +37,7 @@ class GroupRecord:
             if generation is None or recorded <= generation:
                 processes.kill_leftover_group(leader)
                 del self._groups[pid]
+        processes.remove_temporary_dirs(self._dir)
         self._write()
 
     def end_predecessors(self, timeout_seconds: float) -> list[int]:
@@ -55,6 +56,7 @@ class GroupRecord:
                 for leader in leaders:
                     processes.kill_leftover_group(leader)
                 if not holders:
+                    processes.remove_temporary_dirs(self._dir)
                     for path in records:
                         path.unlink(missing_ok=True)
                     return []
@@ -66,11 +68,8 @@ class GroupRecord:
         """Remove this driver's records; the directory too once it is empty."""
         self._path.unlink(missing_ok=True)
         (self._dir / f"{self._driver}.lock").unlink(missing_ok=True)
-        for directory in (self._dir, self._dir.parent):
-            try:
-                directory.rmdir()
-            except OSError:
-                return
+        processes.remove_temporary_dirs(self._dir)
+        processes.remove_node_dir(self._dir)
 
     def _write(self) -> None:
         temporary = self._path.with_suffix(".tmp")

@@ -9,7 +9,9 @@ inherited, so the next driver can tell when the last one is gone).
 import contextlib
 import ctypes
 import fcntl
+import multiprocessing
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterable
@@ -120,6 +122,22 @@ def remove_torch_shared_memory(pids: Iterable[int]) -> None:
                 path.unlink(missing_ok=True)
 
 
+def use_temporary_dir(directory: Path) -> None:
+    """Have multiprocessing put its sockets, also its children's, where `remove_temporary_dirs` finds them: a process
+    that is killed leaves them."""
+    path = directory / f"{os.getpid()}.sockets"
+    path.mkdir(mode=0o700, exist_ok=True)
+    # There is no public way to choose it that leaves the user's own temporary files where they were.
+    multiprocessing.current_process()._config["tempdir"] = str(path)  # type: ignore[attr-defined]
+
+
+def remove_temporary_dirs(directory: Path) -> None:
+    """Those of processes that are dead."""
+    for path in directory.glob("*.sockets"):
+        if start_ticks(int(path.stem)) is None:
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def kill_leftover_group(leader: ProcessId) -> None:
     """Kill what is left of a recorded group, unless its number now belongs to processes that are older or newer.
 
@@ -135,10 +153,22 @@ def kill_leftover_group(leader: ProcessId) -> None:
 
 
 def node_dir(run: str) -> Path:
-    """Where the processes of a run keep what belongs to one node: its locks and the groups to kill."""
-    path = Path(tempfile.gettempdir()) / f"lastgood-{os.getuid()}" / run
+    """Where the processes of a run keep what belongs to one node: its locks, the groups to kill, temporary files."""
+    path = node_dir_path(run)
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
+
+
+def node_dir_path(run: str) -> Path:
+    """`node_dir`, whether or not it is there."""
+    return Path(tempfile.gettempdir()) / f"lastgood-{os.getuid()}" / run
+
+
+def remove_node_dir(path: Path) -> None:
+    """Remove it, and the one that all runs share, unless somebody still has something there."""
+    with contextlib.suppress(OSError):
+        path.rmdir()
+        path.parent.rmdir()
 
 
 class RunLock:

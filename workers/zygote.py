@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 from types import FrameType
 
 from workers import processes
@@ -104,6 +105,7 @@ def _fork(channel: Channel, token: int, fds: list[int], own_fds: tuple[int, int]
             os.close(fd)
         from workers import rank
 
+        processes.use_temporary_dir(Path(sys.argv[4]))
         rank.main(Channel(socket.socket(fileno=fds[0])), *fds[1:])
     with contextlib.suppress(ProcessLookupError):
         os.setpgid(pid, pid)  # in both processes: whichever runs first

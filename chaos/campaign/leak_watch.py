@@ -11,6 +11,8 @@ from typing import Any
 import psutil
 
 from chaos.judge.leaks import OBSERVATIONS_FILE
+from orchestrator.driver import run_id
+from workers.processes import node_dir_path
 
 _SHM = Path("/dev/shm")
 _END_SECONDS = 20.0
@@ -22,6 +24,7 @@ class LeakWatch:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
+        self._node_dir = node_dir_path(run_id(run_dir))
         self._shm_before = shm_bytes()
         self._known: dict[int, float] = {}
 
@@ -56,11 +59,12 @@ class LeakWatch:
         deadline = time.monotonic() + _END_SECONDS
         while True:
             left, grown = self._left(), max(0, shm_bytes() - self._shm_before)
+            files = sorted(str(path) for path in self._node_dir.rglob("*"))
             # Others on this machine use /dev/shm as well, and what they put there mostly goes again.
-            if not (left or grown) or time.monotonic() > deadline:
+            if not (left or grown or files) or time.monotonic() > deadline:
                 break
             wait(_POLL_SECONDS)
-        self._write({"at": time.time(), "after": True, "left": left, "shm_left_bytes": grown})
+        self._write({"at": time.time(), "after": True, "left": left, "shm_left_bytes": grown, "files_left": files})
 
     def _left(self) -> list[int]:
         found = []

@@ -3,7 +3,8 @@
 `observations.jsonl` has one JSON object a line: `at` (Unix seconds), `processes` (a list of `role`, `pid`,
 `rss_bytes`, `descriptors` and `memfds` of the run's lasting processes) and `descendants` (how many processes they and
 their children are); a last one, with `after` true, has `left` (processes of the run that are still there after its
-end) and `shm_left_bytes` (what /dev/shm has more of than before the run).
+end), `shm_left_bytes` (what /dev/shm has more of than before the run) and `files_left` (what the run's processes left
+in the run's temporary directory on the node).
 """
 
 import json
@@ -20,7 +21,7 @@ from chaos.verdict import Verdict
 OBSERVATIONS_FILE = "observations.jsonl"
 NO_LEAKS = Guarantee(
     name="no leaks",
-    promise="restarts leave no process, no open file, no shared memory and no growing process behind",
+    promise="restarts leave no process, no open or temporary file, no shared memory and no growing process behind",
 )
 _AGES_MIN = 6
 """Looks at one process until growth means anything."""
@@ -47,6 +48,8 @@ def no_leaks(history: History, terms: Terms) -> Verdict:
         if end["shm_left_bytes"] > _SHM_LEFT_BYTES_MAX:
             size = f"{end['shm_left_bytes'] / 2**20:.1f} MiB"
             violations.append(f"/dev/shm has {size} more than before the run ({OBSERVATIONS_FILE}, last line)")
+        if end.get("files_left"):
+            violations.append(f"temporary files {end['files_left']} are left ({OBSERVATIONS_FILE}, last line)")
     rss = [sum(process["rss_bytes"] for process in look["processes"]) for look in during]
     return NO_LEAKS.judged(
         violations,

@@ -199,7 +199,11 @@ class Agents:
         os.write(payload_fd, self._payload)
         self._tokens += 1
         agent.standby = ForkedRank(
-            token=self._tokens, channel=ours, heartbeat=HeartbeatPage(heartbeat_fd), last_words_fd=last_words_fd
+            token=self._tokens,
+            directory=self._settings.run_dir,
+            channel=ours,
+            heartbeat=HeartbeatPage(heartbeat_fd),
+            last_words_fd=last_words_fd,
         )
         self._host.send(
             "fork",

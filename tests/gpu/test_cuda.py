@@ -144,7 +144,7 @@ def test_a_rank_that_was_forked_from_the_zygote_can_use_the_gpu_and_so_can_the_n
     payload = cloudpickle.dumps((train_loop, {}))
     cloudpickle.unregister_pickle_by_value(module)
     inherited = os.open("/dev/null", os.O_RDONLY)
-    zygote = ZygoteClient(preload=(), payload=payload, inherited_fd=inherited)
+    zygote = ZygoteClient(preload=(), payload=payload, inherited_fd=inherited, directory=tmp_path)
     try:
         received = zygote.channel.receive(PRELOAD_SECONDS)
         assert received is not None

@@ -268,7 +268,7 @@ def test_process_that_has_only_just_been_handed_its_memory_does_not_leak(attacke
     assert not failed(verdicts_of(attacked, reference))
 
 
-@pytest.mark.parametrize("end", [{"left": [4711]}, {"shm_left_bytes": 5 << 20}])
+@pytest.mark.parametrize("end", [{"left": [4711]}, {"shm_left_bytes": 5 << 20}, {"files_left": ["/tmp/1.tmp"]}])
 def test_what_is_left_after_the_end_leaks(attacked: FakeRun, reference: FakeRun, end: dict[str, Any]) -> None:
     write_observations(attacked, **end)
     assert_fails_only(leaks.NO_LEAKS, attacked, reference, "last line")

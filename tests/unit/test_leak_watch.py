@@ -12,6 +12,8 @@ import pytest
 from chaos.campaign import leak_watch
 from chaos.campaign.leak_watch import LeakWatch
 from chaos.judge.leaks import OBSERVATIONS_FILE
+from orchestrator.driver import run_id
+from workers.processes import node_dir, remove_node_dir
 
 PARENT = """
 import os, subprocess, sys
@@ -51,6 +53,18 @@ def test_a_look_counts_processes_with_their_children_and_memory_files(
     assert process["rss_bytes"] > 0
     assert process["descriptors"] >= 4
     assert look["descendants"] == 2
+
+
+def test_files_that_the_run_has_left_on_the_node_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leak_watch, "_END_SECONDS", 0.0)
+    left = node_dir(run_id(tmp_path)) / "1.tmp"
+    left.mkdir()
+    try:
+        LeakWatch(tmp_path).end()
+        assert looks(tmp_path)[-1]["files_left"] == [str(left)]
+    finally:
+        left.rmdir()
+        remove_node_dir(left.parent)
 
 
 def test_what_is_still_there_after_the_end_is_named(

@@ -25,7 +25,16 @@ from workers.keeper_messages import (
     ShardPersisted,
     Snapshotted,
 )
-from workers.messages import AgentJoined, Command, RankExited, RankReady, RestoreFailed, RestoreOrder, StartRank
+from workers.messages import (
+    AgentJoined,
+    Command,
+    RankExited,
+    RankReady,
+    RestoreFailed,
+    RestoreOrder,
+    SaveOutcome,
+    StartRank,
+)
 
 WORLD = 2
 DEADLINE_SECONDS = 20.0
@@ -77,7 +86,8 @@ class Stage:
 
         return await self.wait_for(look)
 
-    def begin(self) -> None:
+    def begin(self, **agents: Any) -> None:
+        """`agents`: what else they say of themselves."""
         for rank in range(WORLD):
             self.put(
                 AgentJoined(
@@ -91,6 +101,7 @@ class Stage:
                     pid=1,
                     ready=True,
                     store_port=1,
+                    **agents,
                 )
             )
         self.put(KeeperJoined(keeper="k", node="n", pid=9, snapshots=(), receipts=()))
@@ -219,6 +230,27 @@ def test_a_coordinator_that_comes_back_after_the_failure_restores_what_the_keepe
         await run.save(20)
         if judged:
             await run.die(1)
+
+    asyncio.run(before())
+    asyncio.run(after())
+
+
+def test_ranks_that_wait_for_a_save_are_told_by_the_successor_of_a_coordinator_that_died_once_it_was_committed(
+    stage: Callable[[], Stage],
+) -> None:
+    async def before() -> None:
+        run = stage()
+        run.begin()
+        await run.restored(1)
+        await run.save(20)
+
+    async def after() -> None:
+        run = stage()
+        run.posted.clear()
+        run.begin(generation=1)
+        for rank in range(WORLD):
+            told = await run.posted_to(f"a{rank}", SaveOutcome, 1)
+            assert told == SaveOutcome(generation=1, step=20, committed=True, reason="")
 
     asyncio.run(before())
     asyncio.run(after())

@@ -111,6 +111,30 @@ def test_shared_memory_of_a_dead_loader_worker_is_removed_and_that_of_a_living_p
             path.unlink(missing_ok=True)
 
 
+def test_temporary_directory_of_a_killed_process_is_removed_with_the_sockets_that_its_children_left_there(
+    tmp_path: Path,
+) -> None:
+    source = (
+        "import multiprocessing, sys, time; from multiprocessing import util; from pathlib import Path; "
+        "from workers import processes; processes.use_temporary_dir(Path(sys.argv[1])); "
+        "where = multiprocessing.get_context('fork').SimpleQueue(); "
+        "child = multiprocessing.get_context('fork').Process(target=lambda: where.put(util.get_temp_dir())); "
+        "child.start(); child.join(); assert where.get() == util.get_temp_dir(); "
+        "Path(util.get_temp_dir(), 'socket').touch(); print(util.get_temp_dir(), flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", source, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    directory = Path(process.stdout.readline().strip())
+    assert directory.parent == tmp_path
+    processes.remove_temporary_dirs(tmp_path)
+    assert directory.exists(), "its process lives"
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    processes.remove_temporary_dirs(tmp_path)
+    assert not directory.exists()
+
+
 def test_a_lock_is_held_as_long_as_any_process_that_inherited_it_lives(run: str) -> None:
     lock = RunLock(run, "first")
     heir = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=[lock.fd])

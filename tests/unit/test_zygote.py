@@ -2,9 +2,11 @@
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,7 +68,10 @@ class Zygote:
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
         payload = cloudpickle.dumps((train_loop, {"greeting": "hello"}))
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-        self.client = ZygoteClient(preload=preload, payload=payload, inherited_fd=self._inherited)
+        self.directory = Path(tempfile.mkdtemp())
+        self.client = ZygoteClient(
+            preload=preload, payload=payload, inherited_fd=self._inherited, directory=self.directory
+        )
 
     def hear(self, timeout_seconds: float = DEADLINE_SECONDS) -> tuple[dict[str, Any], list[int]]:
         received = self.client.channel.receive(timeout_seconds)
@@ -100,6 +105,7 @@ class Zygote:
     def close(self) -> None:
         self.client.close()
         os.close(self._inherited)
+        shutil.rmtree(self.directory)
 
 
 def said_by(rank: ForkedRank, kind: str) -> dict[str, Any]:
