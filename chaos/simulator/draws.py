@@ -68,10 +68,13 @@ class Draws:
 
 def most_below(limit: float, used: Callable[[int], float], guess: int) -> int:
     """The largest n with used(n) <= limit. `used` ascends from used(0) <= limit; the nearer the guess, the faster."""
-    low = high = max(guess, 0)
-    step = 1
-    while used(low) > limit:
-        low, step = max(0, low - step), 2 * step
-    while used(high) <= limit:
-        high, step = high + step, 2 * step
-    return bisect_right(range(low, high), limit, key=used) + low - 1
+    low, step = max(guess, 0), 1
+    if used(low) <= limit:
+        while used(low + step) <= limit:
+            low, step = low + step, 2 * step
+        high = low + step
+    else:
+        high = low
+        while used(low := max(0, high - step)) > limit:
+            high, step = low, 2 * step
+    return bisect_right(range(low + 1, high), limit, key=used) + low

@@ -64,15 +64,30 @@ def prior_from_cluster(
     return Prior(failures_per_second=nodes * failures_per_node_day / _SECONDS_PER_DAY, weight_failures=weight_failures)
 
 
-@dataclass(frozen=True, slots=True)
 class _Track:
-    """`last_at`: of the last failure, or of the start, on the clock that runs faster the more ranks there are."""
+    """`last_at`: of the last failure, or of the start, on the clock that runs faster the more ranks there are. What
+    followed from the failures is computed when somebody asks, for of most tracks nobody does."""
 
-    hazard: Hazard
-    last_at: float = 0.0
+    __slots__ = ("_before", "_hazard", "last_at")
+
+    def __init__(self, hazard: Hazard | None, last_at: float = 0.0, before: "_Track | None" = None) -> None:
+        self._hazard, self.last_at, self._before = hazard, last_at, before
 
     def after(self, at: float) -> "_Track":
-        return _Track(self.hazard.after(at - self.last_at), at)
+        return _Track(None, at, self)
+
+    @property
+    def hazard(self) -> Hazard:
+        known, gaps = self, []
+        while known._hazard is None and known._before is not None:
+            gaps.append(known.last_at - known._before.last_at)
+            known = known._before
+        hazard = known._hazard
+        assert hazard is not None
+        for gap in reversed(gaps):
+            hazard = hazard.after(gap)
+        self._hazard, self._before = hazard, None
+        return hazard
 
 
 _Key = tuple[str | None, str | None]  # domain and cause; None: all

@@ -41,8 +41,8 @@ class Measure:
             self.value = min(max(self._doubtful, low), high)
 
     def _far(self, one: float, other: float) -> bool:
-        low, high = sorted((max(one, self._floor), max(other, self._floor)))
-        return high > _JUMP * low
+        one, other = max(one, self._floor), max(other, self._floor)
+        return one > _JUMP * other or other > _JUMP * one
 
 
 def _median(samples: Iterable[float]) -> float:

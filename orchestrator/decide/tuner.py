@@ -17,7 +17,7 @@ Invariants:
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from orchestrator.decide.cost import SaveCost, Tier, optimal_interval_seconds
 from orchestrator.decide.failure_rate import Domain, FailureRate
@@ -202,7 +202,7 @@ class Tuner:
                 continue
             plan = self._plan(at, tier, cost)
             if tier.current is None or _differ(tier.current, plan):
-                tier.current = self._decision(at, tier.name, plan)
+                tier.current = self._decision(at, tier, plan)
                 changed.append(tier.current)
             unmoved = abs(plan.best_seconds - tier.best_seconds) <= _UNMOVED * plan.best_seconds
             tier.best_seconds = plan.best_seconds
@@ -235,7 +235,8 @@ class Tuner:
             steps = max(1, round(wanted / step_seconds), math.ceil(strictest / step_seconds - _ROUNDING))
             interval = steps * step_seconds
         return _Plan(
-            model=Tier(cost, rate, tier.restart_seconds.value or _RESTART_SECONDS[tier.name]),
+            cost=cost,
+            failures_per_second=rate,
             best_seconds=best,
             bounds=bounds,
             step_seconds=step_seconds,
@@ -243,15 +244,16 @@ class Tuner:
             interval_steps=steps,
         )
 
-    def _decision(self, at: float, tier: TierName, plan: "_Plan") -> IntervalDecision:
-        model, interval = plan.model, plan.interval_seconds
+    def _decision(self, at: float, tier: "_Measured", plan: "_Plan") -> IntervalDecision:
+        restart_seconds = tier.restart_seconds.value or _RESTART_SECONDS[tier.name]
+        model, interval = Tier(plan.cost, plan.failures_per_second, restart_seconds), plan.interval_seconds
         at_best = model.goodput_ratio(plan.best_seconds)
         bounds = [
             Bound(name=name, interval_seconds=least, goodput_cost_ratio=at_best - model.goodput_ratio(least))
             for name, least in plan.bounds.items()
         ]
         return IntervalDecision(
-            tier=tier,
+            tier=tier.name,
             at=at,
             interval_seconds=interval,
             interval_steps=plan.interval_steps,
@@ -318,12 +320,12 @@ class _Measured:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
+class _Plan(NamedTuple):
     """A decision in the making: what it may turn out to be, before it is compared with what holds. `bounds`: of those
-    that bit, the interval that each asks for."""
+    that bit, the interval that each asks for. A tuple, for many are made in a simulation."""
 
-    model: Tier
+    cost: SaveCost
+    failures_per_second: float
     best_seconds: float
     bounds: Mapping[BoundName, float]
     step_seconds: float | None
