@@ -7,8 +7,9 @@ Colour is never the only sign: kinds differ in pattern and shape too, and everyt
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Literal
+
+from orchestrator.observe.html.markup import Html, h, join
 
 SpanKind = Literal["training", "recovering", "lost", "ended"]
 MarkKind = Literal["fault", "detection", "restore", "commit"]
@@ -27,11 +28,11 @@ _AXIS_PIXELS = 20
 _TICKS_MAX = 4
 # Above, in and below the strip: what follows within a moment is not drawn over.
 _MARK_HEIGHTS: dict[MarkKind, int] = {"fault": 7, "detection": 39, "restore": 23, "commit": 23}
-_MARK_SHAPES: dict[MarkKind, str] = {
-    "fault": '<path d="M-6 -7 L6 5 M6 -7 L-6 5"/>',
-    "detection": '<path d="M0 -8 L7 5 L-7 5 Z"/>',
-    "restore": '<circle r="6"/>',
-    "commit": '<path d="M0 -13 V13"/>',
+_MARK_SHAPES: dict[MarkKind, Html] = {
+    "fault": h("path", d="M-6 -7 L6 5 M6 -7 L-6 5"),
+    "detection": h("path", d="M0 -8 L7 5 L-7 5 Z"),
+    "restore": h("circle", r=6),
+    "commit": h("path", d="M0 -13 V13"),
 }
 
 
@@ -72,74 +73,100 @@ class Timeline:
     lanes: Sequence[Lane]
 
 
-def timeline_html(timeline: Timeline) -> str:
+def timeline_html(timeline: Timeline) -> Html:
     """The drawing, a line for each strip, and all marks as a list."""
     end = max(_ends(timeline), default=0.0) or 1.0
-    drawn = "".join(_lane(lane, end) for lane in timeline.lanes)
     marks = sorted(
         ((mark, lane.name) for lane in timeline.lanes for mark in lane.marks), key=lambda one: one[0].at_seconds
     )
-    listed = "".join(
-        f'<li><span class="when">{_time(mark.at_seconds)}</span> {escape(lane)}: <b>{MARK_WORDS[mark.kind]}</b>'
-        f"{': ' + escape(mark.label) if mark.label else ''}</li>"
+    listed = [
+        h(
+            "li",
+            h("span", _time(mark.at_seconds), class_="when"),
+            f" {lane}: ",
+            h("b", MARK_WORDS[mark.kind]),
+            f": {mark.label}" if mark.label else None,
+        )
         for mark, lane in marks
-    )
-    events = f"<details><summary>{len(marks)} events, as a list</summary><ol>{listed}</ol></details>" if marks else ""
-    caption = f"<figcaption>{escape(timeline.title)}</figcaption>"
-    return f'<figure class="timeline">{caption}{drawn}{_axis(end)}</figure>{events}'
+    ]
+    events = h("details", h("summary", f"{len(marks)} events, as a list"), h("ol", listed)) if marks else None
+    lanes = [_lane(lane, end) for lane in timeline.lanes]
+    return join([h("figure", h("figcaption", timeline.title), lanes, _axis(end)), events])
 
 
-def legend_html() -> str:
+def legend_html() -> Html:
     """What the patterns and shapes mean."""
-    spans = "".join(
-        f'<li><svg aria-hidden="true" width="22" height="14"><rect class="span {kind}" width="22" height="14"/></svg> '
-        f"{words}</li>"
+    spans = [
+        h("li", h("svg", _rect(f"span {kind}", 22, 14), aria_hidden="true", width=22, height=14), words)
         for kind, words in SPAN_WORDS.items()
-    )
-    marks = "".join(
-        f'<li><svg aria-hidden="true" width="22" height="26"><svg x="11" y="13" overflow="visible" '
-        f'class="mark {kind}">{_MARK_SHAPES[kind]}</svg></svg> {words}</li>'
+    ]
+    marks = [
+        h("li", h("svg", _mark(kind, "11", 13), aria_hidden="true", width=22, height=26), words)
         for kind, words in MARK_WORDS.items()
-    )
-    return f'<ul class="legend">{spans}{marks}</ul>'
+    ]
+    return h("ul", spans, marks, class_="legend row")
 
 
-HATCH = (
-    '<svg aria-hidden="true" width="0" height="0" style="position:absolute"><defs><pattern id="hatch" width="6" '
-    'height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect class="hatch-back" width="6" '
-    'height="6"/><rect class="hatch-line" width="2.5" height="6"/></pattern></defs></svg>'
+def _rect(kind: str, width: float, height: int) -> Html:
+    return h("rect", class_=kind, width=width, height=height)
+
+
+def _mark(kind: MarkKind, x: str, y: int, label: Html | None = None) -> Html:
+    return h("svg", _MARK_SHAPES[kind], label, x=x, y=y, class_=f"mark {kind}", overflow="visible")
+
+
+HATCH = h(
+    "svg",
+    h(
+        "defs",
+        h(
+            "pattern",
+            _rect("hatch-back", 6, 6),
+            _rect("hatch-line", 2.5, 6),
+            id="hatch",
+            width=6,
+            height=6,
+            patternUnits="userSpaceOnUse",
+            patternTransform="rotate(45)",
+        ),
+    ),
+    aria_hidden="true",
+    class_="unseen",
 )
 """The pattern that drawings refer to; once a page."""
 
 
-def _lane(lane: Lane, end: float) -> str:
-    spans = "".join(
-        f'<rect class="span {span.kind}" x="{_share(span.start_seconds, end)}" '
-        f'width="{_share(max(0.0, span.end_seconds - span.start_seconds), end)}" '
-        f'y="{(_LANE_PIXELS - _STRIP_PIXELS) // 2}" height="{_STRIP_PIXELS}">'
-        f"<title>{escape(_span_text(span))}</title></rect>"
+def _lane(lane: Lane, end: float) -> Html:
+    spans = [
+        h(
+            "rect",
+            h("title", _span_text(span)),
+            x=_share(span.start_seconds, end),
+            y=(_LANE_PIXELS - _STRIP_PIXELS) // 2,
+            width=_share(max(0.0, span.end_seconds - span.start_seconds), end),
+            height=_STRIP_PIXELS,
+            class_=f"span {span.kind}",
+        )
         for span in lane.spans
-    )
-    marks = "".join(
-        f'<svg x="{_share(mark.at_seconds, end)}" y="{_MARK_HEIGHTS[mark.kind]}" overflow="visible" '
-        f'class="mark {mark.kind}">'
-        f"{_MARK_SHAPES[mark.kind]}<title>{escape(_mark_text(mark))}</title></svg>"
+    ]
+    marks = [
+        _mark(mark.kind, _share(mark.at_seconds, end), _MARK_HEIGHTS[mark.kind], h("title", _mark_text(mark)))
         for mark in lane.marks
-    )
+    ]
     told = f"{lane.name}: " + ("; ".join(_span_text(span) for span in lane.spans) or "nothing known")
-    return (
-        f'<div class="lane"><span class="lane-name">{escape(lane.name)}</span>'
-        f'<svg role="img" aria-label="{escape(told)}" width="100%" height="{_LANE_PIXELS}">{spans}{marks}</svg></div>'
-    )
+    strip = h("svg", spans, marks, role="img", aria_label=told, width="100%", height=_LANE_PIXELS)
+    return h("div", h("span", lane.name, class_="lane-name"), strip, class_="lane")
 
 
-def _axis(end: float) -> str:
-    ticks = "".join(
-        f'<line x1="{_share(at, end)}" x2="{_share(at, end)}" y1="0" y2="5"/>'
-        f'<text x="{_share(at, end)}" y="17" text-anchor="{"start" if at == 0 else "middle"}">{_time(at)}</text>'
+def _axis(end: float) -> Html:
+    ticks = [
+        (
+            h("line", x1=_share(at, end), x2=_share(at, end), y1=0, y2=5),
+            h("text", _time(at), x=_share(at, end), y=17, text_anchor="start" if at == 0 else "middle"),
+        )
         for at in _ticks(end)
-    )
-    return f'<svg class="axis" aria-hidden="true" width="100%" height="{_AXIS_PIXELS}">{ticks}</svg>'
+    ]
+    return h("svg", ticks, class_="scale", aria_hidden="true", width="100%", height=_AXIS_PIXELS)
 
 
 def _ticks(end: float) -> list[float]:

@@ -11,9 +11,10 @@ from importlib.resources import files
 from orchestrator.observe.html.markup import Html, h
 
 
-def document(title: str, body: Html, *, script: str | None = None, connects: bool = False) -> str:
-    """`script`: ours, never a run's. `connects`: whether that may ask the server that the page came from."""
-    style = _resource("style.css")
+def document(title: str, body: Html, *, script: str | None = None, style: str = "", connects: bool = False) -> str:
+    """`script`: ours, never a run's. `style`: rules of this page beside those that all share. `connects`: whether the
+    script may ask the server that the page came from."""
+    style = resource_of("orchestrator.observe.html", "style.css") + style
     policy = [
         "default-src 'none'",
         f"style-src {_digest(style)}",
@@ -39,10 +40,6 @@ def document(title: str, body: Html, *, script: str | None = None, connects: boo
 def resource_of(package: str, name: str) -> str:
     """A file that is part of a package."""
     return files(package).joinpath(name).read_text(encoding="utf-8")
-
-
-def _resource(name: str) -> str:
-    return resource_of("orchestrator.observe.html", name)
 
 
 def _digest(content: str) -> str:
