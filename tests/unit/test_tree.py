@@ -169,7 +169,7 @@ self_containing.append(self_containing)
         ({"g": torch.Generator()}, "extra.g"),
         ({"m": nn.Linear(1, 1)}, "extra.m"),
     ],
-    ids=str,
+    ids=lambda one: one if isinstance(one, str) else type(one).__name__,
 )
 def test_what_cannot_come_back_exactly_is_refused_with_its_full_key(value: Any, key: str) -> None:
     with pytest.raises(StateNotStorable) as caught:
