@@ -52,7 +52,7 @@ class Doing:
         summary = self.summary
         return {
             "state": summary.state,
-            "step": summary.step,
+            "step": summary.accounting.position,
             "generation": summary.generation,
             "ranks": summary.ranks,
             "restored_from": summary.source,
@@ -127,7 +127,9 @@ def _lines(doing: Doing, now: float) -> Iterator[tuple[str, str]]:
         summary.source or "", ""
     )
     yield "state", f"{summary.state}, generation {summary.generation}, {summary.ranks} ranks{origin}"
-    yield "step", f"{summary.step} or later"
+    regaining = summary.accounting.regaining
+    before = f", done before up to {regaining}" if regaining is not None and not doing.ended else ""
+    yield "step", f"{summary.accounting.position} or later{before}"
     age = f", {max(0.0, now - summary.committed_at):,.0f} s ago" if summary.committed_at is not None else ""
     yield "protected", f"up to {summary.protected_to}{age}" if age else summary.protected_to
     if summary.unprotected_since is not None:

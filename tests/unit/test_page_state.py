@@ -27,6 +27,20 @@ def test_a_run_that_trains_says_how_far_it_is_and_when_it_ends() -> None:
     assert told["loss"] == pytest.approx(2.3456789)
 
 
+def test_a_run_that_was_taken_back_tells_where_it_is_and_not_where_it_was() -> None:
+    story = Story()
+    story.train(400, save_every=1000)
+    story.fail()
+    story.begin("failure", source="memory", restored=10)
+    story.train(20, save_every=1000)
+    progress = document(story, live(story), later=0.0)["progress"]
+    assert (progress["step"], progress["regaining_step"]) == (31, 401)
+    assert progress["step_seconds"] == pytest.approx(STEP_SECONDS)
+    assert progress["eta_seconds"] == pytest.approx((1000 - 31) * STEP_SECONDS)
+    story.train(400, save_every=1000)
+    assert document(story, live(story))["progress"]["regaining_step"] is None
+
+
 def test_without_a_total_there_is_no_end_to_tell() -> None:
     story = Story(total_steps=None)
     story.train(100)

@@ -123,6 +123,8 @@ def _progress(state: Mapping[str, Any]) -> Html:
     more: list[object] = []
     if total:
         more.append(h("progress", f"{100 * step // total} %", value=step, max=total, aria_label="steps done"))
+    if progress["regaining_step"] is not None and not ended:
+        more.append(h("span", f"done before, up to step {progress['regaining_step']:,}"))
     if progress["eta_seconds"] is not None:
         more.append(h("span", f"ends in {words.long_duration(progress['eta_seconds'])} if nothing fails"))
     elif not ended and not total:
