@@ -128,8 +128,8 @@ def _lines(doing: Doing, now: float) -> Iterator[tuple[str, str]]:
     )
     yield "state", f"{summary.state}, generation {summary.generation}, {summary.ranks} ranks{origin}"
     regaining = summary.accounting.regaining
-    before = f", done before up to {regaining}" if regaining is not None and not doing.ended else ""
-    yield "step", f"{summary.accounting.position} or later{before}"
+    before = f", done before up to {regaining}" if regaining is not None else ""
+    yield "step", f"{summary.accounting.position}" + ("" if doing.ended else f" or later{before}")
     age = f", {max(0.0, now - summary.committed_at):,.0f} s ago" if summary.committed_at is not None else ""
     yield "protected", f"up to {summary.protected_to}{age}" if age else summary.protected_to
     if summary.unprotected_since is not None:
