@@ -94,6 +94,17 @@ def test_a_rank_that_is_not_heard_of_is_silent_and_stands_first_on_the_page() ->
     assert "32 more ranks not shown" in drawn
 
 
+def test_a_run_that_is_not_well_is_not_shown_as_if_it_were() -> None:
+    story = healthy()
+    view = RunView(RUN).take_all(story.entries)
+    assert "is not well" not in page(view.document(story.now, {**live(story), "problems": []}), view.timeline)
+    told = view.document(story.now, {**live(story), "problems": ["no progress: <b>3 failures</b>"]})
+    drawn = page(told, view.timeline)
+    assert told["problems"] == ["no progress: <b>3 failures</b>"]
+    assert "The run is not well" in drawn and "no progress: &lt;b&gt;3 failures" in drawn
+    assert 'class="state ok"' not in drawn
+
+
 def test_suspected_ranks_are_told_until_they_move() -> None:
     story = healthy()
     story.add("suspected", generation=story.generation, ranks=[2], quiet_seconds=5.0, limit_seconds=4.0)

@@ -73,7 +73,8 @@ class RunView:
         return self
 
     def document(self, now: float, live: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """At Unix time `now`. `live`: what `Coordinator.status` returns, None if no coordinator is asked."""
+        """At Unix time `now`. `live`: what `Coordinator.status` returns, and the `problems` that /healthz names; None
+        if no coordinator is asked."""
         summary, live = self.summary, live or {}
         # Not the highest that the run has done: after a failure it is taken back, and its end is so much farther.
         step = max(summary.accounting.position, int(live.get("step") or 0))
@@ -99,6 +100,7 @@ class RunView:
                 "report": self._report,
                 "suspected": sorted(self._suspected),
             },
+            "problems": [words.cut(one) for one in live.get("problems", ())],
             "progress": self._progress(step, now),
             "protection": self._protection(step, live),
             "account": _account(account, summary.accounting.costs),
