@@ -118,7 +118,7 @@ class Coordinator:
         )
         self._copying = Copying(enabled=config.recovery.replicate_snapshots, ledger=self._ledger, keepers=self._keepers)
         self._cadence = Cadence(config.recovery, self._ledger, self._crew.post_to_agents)
-        self._page = StatusPage(config.run_dir, live=self._live_status)
+        self._page = StatusPage(config.run_dir, live=self._page_status)
         self._page.follow(self._ledger)
         self._observation = Observation(
             config,
@@ -275,6 +275,10 @@ class Coordinator:
             "committed_step": self._committed_step,
             "copied_step": self._copying.copied_step,
         }
+
+    def _page_status(self) -> dict[str, Any]:
+        """With what /healthz says, so that a page is not green where the run is not well."""
+        return {**self._live_status(), "problems": self._observation.problems()}
 
     # ------------------------------------------------------------ events
 

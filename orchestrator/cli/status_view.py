@@ -10,11 +10,14 @@ from rich.live import Live
 from rich.text import Text
 
 from orchestrator.observe import words
+from orchestrator.observe.accounting import PROGRESS_SECONDS
 from orchestrator.observe.discovery import exporter_url
 from orchestrator.observe.summary import Summary
 from orchestrator.observe.tail import Tail
 
 _POLL_SECONDS = 0.5
+_SILENT_SECONDS = 3 * PROGRESS_SECONDS
+"""As the run report has it: a run that trains says something more often."""
 _LABEL = 12
 _STYLES = {"training": "green", "finished": "green", "stopped": "bold red", "recovering": "yellow", "starting": "cyan"}
 
@@ -30,6 +33,11 @@ class Doing:
     @property
     def ended(self) -> bool:
         return self.summary.state in ("finished", "stopped")
+
+    def silent_seconds(self, now: float) -> float | None:
+        """For how long a run that has not ended has written nothing; None if that is not long."""
+        last_at = self.summary.last_at
+        return None if self.ended or last_at is None or now - last_at <= _SILENT_SECONDS else now - last_at
 
     @property
     def metrics_url(self) -> str | None:
@@ -52,7 +60,7 @@ class Doing:
         summary = self.summary
         return {
             "state": summary.state,
-            "step": summary.step,
+            "step": summary.accounting.position,
             "generation": summary.generation,
             "ranks": summary.ranks,
             "restored_from": summary.source,
@@ -91,8 +99,11 @@ def watch(tail: Tail, *, as_json: bool) -> None:
     if as_json or not console.is_terminal:
         told = ""
         while True:
-            text = json.dumps(doing.as_json()) if as_json else _text(doing, time.time()).plain
+            now = time.time()
+            text = json.dumps(doing.as_json()) if as_json else _text(doing, now).plain
             fresh = text if as_json else _text(doing, doing.summary.last_at or 0.0).plain
+            if not as_json and doing.silent_seconds(now) is not None:
+                fresh += "silent"
             if fresh != told:
                 print(text if as_json or not told else f"\n{text}", flush=True)
                 told = fresh
@@ -114,7 +125,7 @@ def _console() -> Console:
 def _text(doing: Doing, now: float) -> Text:
     text = Text()
     for label, told in _lines(doing, now):
-        style = "bold red" if label == "UNPROTECTED" else "dim"
+        style = "bold red" if label in ("UNPROTECTED", "SILENT") else "dim"
         text.append(f"{label:<{_LABEL - 1}} ", style)
         text.append(f"{words.visible(told)}\n", _STYLES.get(doing.summary.state, "") if label == "state" else "")
     text.right_crop(1)
@@ -127,7 +138,11 @@ def _lines(doing: Doing, now: float) -> Iterator[tuple[str, str]]:
         summary.source or "", ""
     )
     yield "state", f"{summary.state}, generation {summary.generation}, {summary.ranks} ranks{origin}"
-    yield "step", f"{summary.step} or later"
+    if (silent := doing.silent_seconds(now)) is not None:
+        yield "SILENT", f"nothing was written for {silent:,.0f} s; unless it waits for Ray, its driver is gone"
+    regaining = summary.accounting.regaining
+    before = f", done before up to {regaining}" if regaining is not None else ""
+    yield "step", f"{summary.accounting.position}" + ("" if doing.ended else f" or later{before}")
     age = f", {max(0.0, now - summary.committed_at):,.0f} s ago" if summary.committed_at is not None else ""
     yield "protected", f"up to {summary.protected_to}{age}" if age else summary.protected_to
     if summary.unprotected_since is not None:

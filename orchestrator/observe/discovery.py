@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from workers.checkpoint.store import LocalStore
-
 logger = logging.getLogger("lastgood")
 
 TARGETS_FILE = "prometheus.json"
@@ -20,9 +18,12 @@ _DRIVER = "__lastgood_driver"
 
 
 def announce(run_dir: Path, target: str, driver: str) -> None:
-    """`target`: host:port. Raises OSError."""
+    """`target`: host:port. In the place of what an earlier driver, or coordinator, left behind: Prometheus would go on
+    asking that one, and LastgoodExporterDown be said of a run that trains. Raises OSError."""
     groups = [{"targets": [target], "labels": {_DRIVER: driver}}]
-    LocalStore(run_dir).write_atomic(TARGETS_FILE, json.dumps(groups).encode() + b"\n")
+    fresh = run_dir / f".{TARGETS_FILE}.{driver}"
+    fresh.write_bytes(json.dumps(groups).encode() + b"\n")
+    fresh.replace(run_dir / TARGETS_FILE)
 
 
 def withdraw(run_dir: Path, driver: str) -> None:

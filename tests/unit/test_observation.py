@@ -41,6 +41,15 @@ def target(run_dir: Path) -> str:
 
 
 @pytest.mark.usefixtures("quiet")
+def test_the_next_driver_replaces_the_target_that_a_killed_one_left_behind(tmp_path: Path) -> None:
+    discovery.announce(tmp_path, "127.0.0.1:1", "killed")
+    discovery.announce(tmp_path, "127.0.0.1:2", "next")
+    discovery.announce(tmp_path, "127.0.0.1:3", "next")  # its coordinator was restarted
+    assert target(tmp_path) == "127.0.0.1:3"
+    discovery.withdraw(tmp_path, "next")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_exporter_is_found_through_the_ledger_and_prometheus_target_file(tmp_path: Path) -> None:
     run = eventful_run()
     observation = observe(run, tmp_path / "gpt")

@@ -27,6 +27,20 @@ def test_a_run_that_trains_says_how_far_it_is_and_when_it_ends() -> None:
     assert told["loss"] == pytest.approx(2.3456789)
 
 
+def test_a_run_that_was_taken_back_tells_where_it_is_and_not_where_it_was() -> None:
+    story = Story()
+    story.train(400, save_every=1000)
+    story.fail()
+    story.begin("failure", source="memory", restored=10)
+    story.train(20, save_every=1000)
+    progress = document(story, live(story), later=0.0)["progress"]
+    assert (progress["step"], progress["regaining_step"]) == (31, 401)
+    assert progress["step_seconds"] == pytest.approx(STEP_SECONDS)
+    assert progress["eta_seconds"] == pytest.approx((1000 - 31) * STEP_SECONDS)
+    story.train(400, save_every=1000)
+    assert document(story, live(story))["progress"]["regaining_step"] is None
+
+
 def test_without_a_total_there_is_no_end_to_tell() -> None:
     story = Story(total_steps=None)
     story.train(100)
@@ -78,6 +92,17 @@ def test_a_rank_that_is_not_heard_of_is_silent_and_stands_first_on_the_page() ->
     drawn = page(told, view.timeline)
     assert drawn.index('scope="row">50<') < drawn.index('scope="row">0<')
     assert "32 more ranks not shown" in drawn
+
+
+def test_a_run_that_is_not_well_is_not_shown_as_if_it_were() -> None:
+    story = healthy()
+    view = RunView(RUN).take_all(story.entries)
+    assert "is not well" not in page(view.document(story.now, {**live(story), "problems": []}), view.timeline)
+    told = view.document(story.now, {**live(story), "problems": ["no progress: <b>3 failures</b>"]})
+    drawn = page(told, view.timeline)
+    assert told["problems"] == ["no progress: <b>3 failures</b>"]
+    assert "The run is not well" in drawn and "no progress: &lt;b&gt;3 failures" in drawn
+    assert 'class="state ok"' not in drawn
 
 
 def test_suspected_ranks_are_told_until_they_move() -> None:

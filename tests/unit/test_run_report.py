@@ -67,6 +67,17 @@ def test_the_tiers_are_judged_by_the_failures_that_each_answered() -> None:
         assert one["best_waste_seconds"] <= one["as_run_waste_seconds"]
 
 
+def test_saves_in_a_burst_are_not_taken_for_how_often_the_run_saved() -> None:
+    story = Story()
+    story.train(300, save_every=100)
+    for _ in range(5):
+        story.train(5, save_every=1)
+    found = facts(story).document["cadence"]["durable"]["as_run_seconds"]
+    commits = [one for one in story.entries if one["kind"] == "commit"]
+    passed = commits[-1]["at"] - commits[0]["at"]
+    assert found == pytest.approx(passed / (len(commits) - 1), rel=0.3)
+
+
 def test_storage_traffic_is_what_the_saves_wrote_and_restores_read() -> None:
     story = healthy()
     storage = facts(story).document["storage"]

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,14 @@ def test_status_and_events_read_a_run_directory(tmp_path: Path) -> None:
     assert "rank 1 after step 27: signal -9" in words
     events = run_command("events", str(tmp_path), "--json")
     assert [json.loads(line)["kind"] for line in events.stdout.splitlines()] == [one["kind"] for one in story()]
+
+
+def test_a_run_that_was_killed_is_not_told_as_if_it_trained_on(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.append("coordinator", at=time.time() - 1000, driver="d", resumed=False, pid=1)
+    assert "SILENT" in run_command("status", str(tmp_path)).stdout
+    ledger.append("agent", agent="a", rank=0, pid=1, node="n")
+    assert "SILENT" not in run_command("status", str(tmp_path)).stdout
 
 
 def test_a_directory_without_a_ledger_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -77,6 +77,8 @@ def _head(state: Mapping[str, Any]) -> Html:
     name, tone = _STATES[told["name"]]
     if state["protection"]["level"] == "unprotected" and told["name"] == "training":
         name, tone = "Training, unprotected", "bad"
+    elif state["problems"] and tone == "ok":
+        tone = "warn"
     since = [", since ", blocks.at_time(told["since"])] if told["since"] else []
     where = (
         f"generation {told['generation']}, {words.many(told['ranks'], 'rank')}"
@@ -105,6 +107,9 @@ def _alerts(state: Mapping[str, Any]) -> Iterable[Html]:
             f"UNPROTECTED: saves fail, and nothing was saved for {age}",
             next((one["detail"] for one in state["happenings"] if one["kind"] == "unprotected"), ""),
         )
+    # What is stopped or unprotected is told above, and in more words.
+    if told["name"] != "stopped" and len(state["problems"]) > (protection["level"] == "unprotected"):
+        yield blocks.alert("bad", "The run is not well", "\n".join(state["problems"]))
     if told["name"] == "recovering" and last is not None:
         yield blocks.alert(
             "warn",
@@ -123,6 +128,8 @@ def _progress(state: Mapping[str, Any]) -> Html:
     more: list[object] = []
     if total:
         more.append(h("progress", f"{100 * step // total} %", value=step, max=total, aria_label="steps done"))
+    if progress["regaining_step"] is not None and not ended:
+        more.append(h("span", f"done before, up to step {progress['regaining_step']:,}"))
     if progress["eta_seconds"] is not None:
         more.append(h("span", f"ends in {words.long_duration(progress['eta_seconds'])} if nothing fails"))
     elif not ended and not total:

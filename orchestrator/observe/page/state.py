@@ -73,9 +73,11 @@ class RunView:
         return self
 
     def document(self, now: float, live: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """At Unix time `now`. `live`: what `Coordinator.status` returns, None if no coordinator is asked."""
+        """At Unix time `now`. `live`: what `Coordinator.status` returns, and the `problems` that /healthz names; None
+        if no coordinator is asked."""
         summary, live = self.summary, live or {}
-        step = max(summary.step, int(live.get("step") or 0))
+        # Not the highest that the run has done: after a failure it is taken back, and its end is so much farther.
+        step = max(summary.accounting.position, int(live.get("step") or 0))
         account = summary.accounting.at(now if self.timeline.ended_at is None else self.timeline.ended_at)
         return {
             "v": VERSION,
@@ -98,6 +100,7 @@ class RunView:
                 "report": self._report,
                 "suspected": sorted(self._suspected),
             },
+            "problems": [words.cut(one) for one in live.get("problems", ())],
             "progress": self._progress(step, now),
             "protection": self._protection(step, live),
             "account": _account(account, summary.accounting.costs),
@@ -176,6 +179,7 @@ class RunView:
         left = None if total is None or self.timeline.ended_at is not None else max(0, total - step)
         return {
             "step": step,
+            "regaining_step": self.summary.accounting.step if step < self.summary.accounting.step else None,
             "total_steps": total,
             "step_seconds": pace,
             "eta_seconds": None if left is None or pace is None else left * pace,
@@ -197,7 +201,7 @@ class RunView:
             "committed_at": summary.committed_at,
             "checkpoint": summary.checkpoint,
             "memory_step": copied if isinstance(copied, int) and copied >= 0 else None,
-            "steps_at_risk": step - (committed or 0),
+            "steps_at_risk": max(0, step - (committed or 0)),
             "unprotected_since": summary.unprotected_since,
         }
 

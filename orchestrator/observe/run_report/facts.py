@@ -178,7 +178,8 @@ def _told(one: Hindsight) -> dict[str, Any]:
 
 
 def _between_commits(entries: Iterable[Mapping[str, Any]]) -> float | None:
-    """The median training time from the end of a save's stall to the next save's."""
+    """The mean training time from the end of a save's stall to the next save: what is saved in bursts was not saved as
+    often as within a burst, which a median would say."""
     found: list[float] = []
     last: Mapping[str, Any] | None = None
     for entry in entries:
@@ -188,7 +189,7 @@ def _between_commits(entries: Iterable[Mapping[str, Any]]) -> float | None:
             if last is not None and entry["step"] > last["step"]:
                 found.append(_boundary(entry) - _boundary(last) - last["stall_seconds"])
             last = entry
-    return statistics.median(found) if found else None
+    return statistics.fmean(found) if found else None
 
 
 def _boundary(commit: Mapping[str, Any]) -> float:
