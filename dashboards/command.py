@@ -31,6 +31,8 @@ def _group() -> None:
 
 def export(directory: Directory, replace: Replace = False) -> None:
     """Write dashboards, rules, provisioning files and an example prometheus.yml."""
+    if directory.exists() and not directory.is_dir():
+        raise CallerError(f"DIR is {str(directory)!r}, which is a file; it has to be a directory")
     try:
         for path in dashboards.export(directory, replace=replace):
             print(path)

@@ -1,5 +1,6 @@
 """How a run is doing, as lines for a terminal, once or again and again, and as JSON."""
 
+import contextlib
 import json
 import time
 from collections.abc import Iterable, Iterator
@@ -49,7 +50,8 @@ class Doing:
 
     def take_all(self, entries: Iterable[dict[str, Any]]) -> "Doing":
         for entry in entries:
-            self.summary.add(entry)
+            with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # of another version
+                self.summary.add(entry)
             if entry["kind"] == "exporter":
                 self._exporter = entry
             elif entry["kind"] == "coordinator" and not entry.get("resumed"):

@@ -45,11 +45,10 @@ def run_costs(entries: Iterable[Mapping[str, Any]]) -> RunCosts:
 
 @dataclass(slots=True)
 class _Reader:
-    """Between entries: the newest generation's newest commit; all nodes so far, and what steps took between commits."""
+    """Between entries: the newest generation's newest commit, and what steps took between commits."""
 
     costs: RunCosts = field(default_factory=RunCosts)
     _restarts: Restarts = field(default_factory=Restarts)
-    _nodes: set[str] = field(default_factory=set)
     _last_commit: Mapping[str, Any] | None = None
     _steps: list[float] = field(default_factory=list)
 
@@ -58,10 +57,8 @@ class _Reader:
             self.costs.restart_seconds.setdefault(restart.source, []).append(restart.seconds)
         match entry["kind"]:
             case "generation":
-                self.costs.ranks = entry["ranks"]
+                self.costs.ranks, self.costs.nodes = entry["ranks"], entry.get("nodes", 1)
                 self._last_commit = None
-            case "agent":
-                self._nodes.add(entry["node"])
             case "cadence":
                 self.costs.step_seconds = entry["inputs"]["step_seconds"]
             case "commit":
@@ -69,7 +66,6 @@ class _Reader:
 
     def finish(self) -> RunCosts:
         costs = self.costs
-        costs.nodes = max(1, len(self._nodes))
         if costs.step_seconds is None and self._steps:
             costs.step_seconds = statistics.median(self._steps)
         for source, seconds in costs.restart_seconds.items():

@@ -173,7 +173,8 @@ def entries_in(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
             entry = json.loads(line)
         except ValueError:
             continue
-        if isinstance(entry, dict) and isinstance(entry.get("seq"), int) and isinstance(entry.get("kind"), str):
+        wanted = (("seq", int), ("at", int | float), ("kind", str))
+        if isinstance(entry, dict) and all(isinstance(entry.get(name), kind) for name, kind in wanted):
             yield entry
 
 

@@ -64,7 +64,8 @@ class Summary:
         return statistics.median(self.recovery_seconds) if self.recovery_seconds else None
 
     def add(self, entry: dict[str, Any]) -> None:
-        """Take in the next entry; unknown kinds and missing fields change nothing."""
+        """Take in the next entry; unknown kinds change nothing. Raises KeyError, TypeError or ValueError for one that
+        does not say what its kind says."""
         self.last_at = entry.get("at", self.last_at)
         if isinstance(entry.get("step"), int):
             self.step = max(self.step, entry["step"])
@@ -74,10 +75,14 @@ class Summary:
         match entry["kind"]:
             case "coordinator":
                 self.drivers.add(entry["driver"])
+                if not entry.get("resumed"):
+                    self.state, self.stop_reason = "starting", None
             case "generation":
                 self._generation(entry)
             case "first_step":
                 self.state = "training"
+            case "progress" if self.state == "starting" and entry["generation"] == self.generation:
+                self.state = "training"  # a driver that was refused said that it began
             case "commit" if entry["generation"] < self.generation and entry["step"] > self._restored_step:
                 pass  # too late: the run had gone on without it
             case "commit":

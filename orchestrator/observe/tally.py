@@ -78,6 +78,8 @@ class Tally:
         self.lines_lost += entry.get("lost", 0)
         if kind == "coordinator":
             self.events["resumed" if entry["resumed"] else "driver"] += 1
+            if not entry["resumed"]:
+                self.intervals.clear()  # it may save by another rule
             self.driver = entry["driver"]
         elif kind == "generation":
             self.restores[self._rung(entry)] += 1

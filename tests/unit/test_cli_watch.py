@@ -151,7 +151,7 @@ def test_a_tail_gives_each_whole_line_once(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     tail = Tail(path)
     assert not tail.exists()
-    path.write_text('{"seq": 1, "kind": "a"}\nnot json\n{"seq": 2, "ki')
+    path.write_text('{"seq": 1, "at": 1, "kind": "a"}\nnot json\n{"seq": 2, "at": 2, "ki')
     assert [one["seq"] for one in tail.read()] == [1]
     with path.open("a") as file:
         file.write('nd": "b"}\n')

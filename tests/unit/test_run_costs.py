@@ -85,6 +85,7 @@ def test_an_empty_ledger_says_nothing() -> None:
     assert (costs.stall_seconds, costs.step_seconds, costs.restarts_from("memory"), costs.nodes) == ([], None, [], 1)
 
 
-def test_nodes_are_counted_by_the_agents_on_them() -> None:
-    agents = [{"kind": "agent", "at": 0.0, "node": node} for node in ("a", "b", "a")]
-    assert run_costs(agents).nodes == 2
+def test_nodes_are_those_of_the_newest_generation() -> None:
+    fields = {"kind": "generation", "at": 0.0, "ranks": 4, "restored_step": 0, "source": "fresh"}
+    entries = [{**fields, "generation": number, "nodes": nodes} for number, nodes in ((1, 3), (2, 2))]
+    assert run_costs(entries).nodes == 2

@@ -92,6 +92,15 @@ def test_a_driver_that_was_refused_has_not_stopped_the_run() -> None:
     assert (summary.state, summary.stop_reason) == ("training", None)
 
 
+def test_a_run_that_is_begun_again_starts_until_it_trains() -> None:
+    again = {"kind": "coordinator", "at": 9.0, "driver": "e", "resumed": False}
+    ended = {"kind": "finished", "at": 8.0, "step": 30}
+    assert summarize([*story(), ended, again]).state == "starting"
+    assert summarize([*story(), {**again, "resumed": True}]).state == "training"
+    refused = [*story(), again, {"kind": "progress", "at": 60.0, "generation": 2, "step": 40, "at_step": 59.9}]
+    assert summarize(refused).state == "training"
+
+
 def run_command(*arguments: str) -> "subprocess.CompletedProcess[str]":
     code = "from orchestrator.cli.app import main; main()"
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
@@ -121,6 +130,15 @@ def test_a_run_that_was_killed_is_not_told_as_if_it_trained_on(tmp_path: Path) -
     assert "SILENT" in run_command("status", str(tmp_path)).stdout
     ledger.append("agent", agent="a", rank=0, pid=1, node="n")
     assert "SILENT" not in run_command("status", str(tmp_path)).stdout
+
+
+def test_an_entry_that_lacks_what_its_kind_says_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path)
+    with (tmp_path / "ledger.jsonl").open("a") as ledger:
+        ledger.write('{"seq": 90, "kind": "coordinator"}\n{"seq": 91, "at": 6, "kind": "commit", "step": 1}\n')
+    for command in (("status",), ("events",), ("report",)):
+        found = run_command(*command, str(tmp_path))
+        assert found.returncode == 0, found.stderr
 
 
 def test_a_directory_without_a_ledger_is_an_error_that_names_it(tmp_path: Path) -> None:

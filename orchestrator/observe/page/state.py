@@ -154,6 +154,8 @@ class RunView:
                 self._suspected = set()
             case "straggler":
                 self._slow.add(entry["rank"])
+            case "coordinator" if not entry.get("resumed"):
+                self._cadence.clear()  # this driver may save by another rule
             case "cadence":
                 self._cadence[entry["tier"]] = _cadence(entry)
             case "stopped":

@@ -38,6 +38,7 @@ class Facts:
 
 def facts_of(run_dir: Path, entries: Sequence[Mapping[str, Any]], now: float) -> Facts:
     """At Unix time `now`. Of a run that may be dead, what is known ends with its last entry."""
+    entries = [entry for entry in entries if _is_complete(entry)]
     summary = summarize(dict(entry) for entry in entries)
     timeline = Timeline().take_all(entries)
     accounting = Accounting().add_all(entries)
@@ -92,6 +93,17 @@ def facts_of(run_dir: Path, entries: Sequence[Mapping[str, Any]], now: float) ->
     )
 
 
+def _is_complete(entry: Mapping[str, Any]) -> bool:
+    """Whether it says what entries of its kind say here; those of another version may not."""
+    try:
+        summarize([dict(entry)])
+        Timeline().take_all([entry])
+        run_costs([entry])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return False
+    return True
+
+
 # ------------------------------------------------------------ failures and saves
 
 
@@ -144,7 +156,7 @@ def _hindsights(entries: Sequence[Mapping[str, Any]], costs: RunCosts) -> dict[s
             [Stretch(seconds, source is not None and source != "memory") for seconds, source in stretches],
             SaveCost(_median(costs.stall_seconds), _median(costs.durable_seconds), _median(costs.interference_seconds)),
             step_seconds=step_seconds,
-            as_run_seconds=_between_commits(entries),
+            as_run_seconds=_trained_a_save(stretches, entries),
         )
     }
     memory = [entry for entry in entries if entry["kind"] == "cadence" and entry["tier"] == "memory"]
@@ -177,19 +189,12 @@ def _told(one: Hindsight) -> dict[str, Any]:
     }
 
 
-def _between_commits(entries: Iterable[Mapping[str, Any]]) -> float | None:
-    """The mean training time from the end of a save's stall to the next save: what is saved in bursts was not saved as
-    often as within a burst, which a median would say."""
-    found: list[float] = []
-    last: Mapping[str, Any] | None = None
-    for entry in entries:
-        if entry["kind"] == "generation":
-            last = None
-        elif entry["kind"] == "commit":
-            if last is not None and entry["step"] > last["step"]:
-                found.append(_boundary(entry) - _boundary(last) - last["stall_seconds"])
-            last = entry
-    return statistics.fmean(found) if found else None
+def _trained_a_save(
+    stretches: Iterable[tuple[float, str | None]], entries: Iterable[Mapping[str, Any]]
+) -> float | None:
+    """How long was trained for each save: what was trained before a failure that no save came before counts too."""
+    saves = sum(entry["kind"] == "commit" for entry in entries)
+    return sum(seconds for seconds, _ in stretches) / saves if saves else None
 
 
 def _boundary(commit: Mapping[str, Any]) -> float:
