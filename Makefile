@@ -4,7 +4,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.installed-$(shell cksum < pyproject.toml | tr -d ' ')
 
-.PHONY: setup demo test test-slow check chaos-deaths soak bench bench-recovery bench-failures bench-replicas bench-persist bench-planning bench-cadence bench-simulator bench-observe clean
+.PHONY: setup demo test test-unit test-e2e test-slow check chaos-deaths soak bench bench-recovery bench-failures bench-replicas bench-persist bench-planning bench-cadence bench-simulator bench-observe clean
 
 setup: $(STAMP)
 
@@ -19,8 +19,14 @@ $(STAMP):
 demo: $(STAMP)
 	$(BIN)/lastgood demo
 
-test: $(STAMP)
-	$(BIN)/python -m pytest -m 'not slow and not gpu' $(ARGS)
+test: test-unit test-e2e
+
+test-unit: $(STAMP)
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal -m 'not slow and not gpu' $(ARGS) tests/unit
+
+# One at a time: they share a Ray, and what they measure.
+test-e2e: $(STAMP)
+	$(BIN)/python -m pytest -m 'not slow and not gpu' $(ARGS) tests/e2e tests/gpu
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m 'slow and not gpu' $(ARGS)
