@@ -20,7 +20,7 @@ whoever reaches the port can read it.
 |---|---|
 | `/metrics` | all below, as Prometheus reads it |
 | `/healthz` | 200 if the run is protected, and gets on or has finished; else 503. The body says why, as JSON |
-| `/` | the status page; `/main` is the part of it that changes, `/state.json` the same for scripts ([status.md](status.md)) |
+| `/` | the status page; `/main`: what changes of it; `/state.json`: the same for scripts ([status.md](status.md)) |
 
 All metrics have the label `run`, the name of the run directory. Counters are made from the run's ledger, so a
 restarted coordinator, or the next driver, goes on with them. What is not known before the ranks were heard of is
