@@ -69,12 +69,19 @@ def no_false_alarms(history: History, terms: Terms) -> Verdict:
     """Each failure, quarantine, dropped set in memory, odd rank and excluded node follows a fault that explains it."""
     violations, alarms = [], 0
     damaged_at = min((f["at"] for f in history.faults if f["context"].get("damage")), default=float("inf"))
+    began_at = 0.0
     for entry in history.ledger:
         match entry["kind"]:
+            case "generation":
+                began_at = float(entry["at"])
             case "failure":
                 alarms += 1
                 noticed_at = float(entry["noticed_at"] or entry["at"])
                 explained = _struck(history, noticed_at)
+                if entry["cause"] == "agent_lost":
+                    # That is known once Ray has put another in its place, which a busy machine takes long for.
+                    since = began_at - AFTERMATH_SECONDS
+                    explained = explained or any(since <= fault["at"] <= noticed_at for fault in history.faults)
                 if entry["restore_failed"] is not None or entry["cause"] == "corruption":
                     explained = explained or damaged_at <= noticed_at
                 if not explained:

@@ -77,7 +77,9 @@ def _growth_of_processes(looks: Sequence[dict[str, Any]]) -> list[str]:
             by_pid[process["role"], process["pid"]].append(process)
     found = []
     for (role, pid), whole in by_pid.items():
-        history = whole[_SETTLING:]
+        # A keeper holds nothing until ranks have made their slots: long, where Ray's workers are replaced.
+        first = next((number for number, look in enumerate(whole) if look["memfds"]), 0)
+        history = whole[first + _SETTLING :]
         if len(history) < _AGES_MIN:
             continue
         for what, most, unit in (

@@ -38,14 +38,27 @@ def attacked(tmp_path: Path) -> FakeRun:
     return run
 
 
-def write_observations(run: FakeRun, rss_bytes: Callable[[int], int] = lambda look: 80 << 20, **end: Any) -> None:
+def write_observations(
+    run: FakeRun,
+    rss_bytes: Callable[[int], int] = lambda look: 80 << 20,
+    memfds: Callable[[int], int] = lambda look: 6,
+    **end: Any,
+) -> None:
     looks = [
         {
             "at": 1000.0 + number,
             "descendants": 12,
-            "processes": [{"role": "keeper", "pid": 7, "rss_bytes": rss_bytes(number), "descriptors": 30, "memfds": 6}],
+            "processes": [
+                {
+                    "role": "keeper",
+                    "pid": 7,
+                    "rss_bytes": rss_bytes(number),
+                    "descriptors": 30,
+                    "memfds": memfds(number),
+                }
+            ],
         }
-        for number in range(12)
+        for number in range(18)
     ]
     lines = [*looks, {"at": 1020.0, "after": True, "left": [], "shm_left_bytes": 0, **end}]
     (run.directory / leaks.OBSERVATIONS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -237,6 +250,23 @@ def test_generation_that_was_ended_for_nothing_is_a_false_alarm(attacked: FakeRu
     assert_fails_only(conduct.NO_FALSE_ALARMS, attacked, reference, "generation 2 was ended (signal)")
 
 
+@pytest.mark.parametrize("cause", ["signal", "agent_lost"])
+def test_lost_worker_whose_place_was_filled_late_is_explained_by_a_fault_since_its_generation_began(
+    attacked: FakeRun, reference: FakeRun, cause: str
+) -> None:
+    path = attacked.directory / "faults/kill-2.json"
+    fault = json.loads(path.read_text())
+    path.write_text(json.dumps(fault | {"at": fault["at"] - 45}))
+    ledger = attacked.directory / "ledger.jsonl"
+    entries = [json.loads(line) for line in ledger.read_text().splitlines()]
+    for entry in entries:
+        if entry["kind"] == "failure" and entry["generation"] == 2:
+            entry["cause"] = cause
+    ledger.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    held = not failed(verdicts_of(attacked, reference))
+    assert held == (cause == "agent_lost")
+
+
 def test_checkpoint_that_was_set_aside_for_nothing_is_a_false_alarm(attacked: FakeRun, reference: FakeRun) -> None:
     name = checkpoint_name(4, 1, 1)
     attacked.record("quarantine", checkpoint=name, reason="it looked odd")
@@ -266,6 +296,16 @@ def test_process_that_grows_leaks(attacked: FakeRun, reference: FakeRun) -> None
 def test_process_that_has_only_just_been_handed_its_memory_does_not_leak(attacked: FakeRun, reference: FakeRun) -> None:
     write_observations(attacked, rss_bytes=lambda look: (80 if look < 2 else 300) << 20)
     assert not failed(verdicts_of(attacked, reference))
+
+
+def test_keeper_that_waits_long_for_its_ranks_memory_does_not_leak(attacked: FakeRun, reference: FakeRun) -> None:
+    write_observations(attacked, memfds=lambda look: 0 if look < 6 else 12)
+    assert not failed(verdicts_of(attacked, reference))
+
+
+def test_keeper_that_gathers_memory_files_leaks(attacked: FakeRun, reference: FakeRun) -> None:
+    write_observations(attacked, memfds=lambda look: 2 * look)
+    assert_fails_only(leaks.NO_LEAKS, attacked, reference, "memory files")
 
 
 @pytest.mark.parametrize("end", [{"left": [4711]}, {"shm_left_bytes": 5 << 20}, {"files_left": ["/tmp/1.tmp"]}])
