@@ -124,9 +124,12 @@ def remove_torch_shared_memory(pids: Iterable[int]) -> None:
 
 def use_temporary_dir(directory: Path) -> None:
     """Have multiprocessing put its sockets, also its children's, where `remove_temporary_dirs` finds them: a process
-    that is killed leaves them."""
+    that is killed leaves them. If it cannot be made, they go where they otherwise would."""
     path = directory / f"{os.getpid()}.sockets"
-    path.mkdir(mode=0o700, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except OSError:  # a full temporary directory, say, which is to end no run
+        return
     # There is no public way to choose it that leaves the user's own temporary files where they were.
     multiprocessing.current_process()._config["tempdir"] = str(path)  # type: ignore[attr-defined]
 

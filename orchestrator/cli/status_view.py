@@ -11,14 +11,12 @@ from rich.live import Live
 from rich.text import Text
 
 from orchestrator.observe import words
-from orchestrator.observe.accounting import PROGRESS_SECONDS
+from orchestrator.observe.accounting import SILENT_SECONDS
 from orchestrator.observe.discovery import exporter_url
 from orchestrator.observe.summary import Summary
 from orchestrator.observe.tail import Tail
 
 _POLL_SECONDS = 0.5
-_SILENT_SECONDS = 3 * PROGRESS_SECONDS
-"""As the run report has it: a run that trains says something more often."""
 _LABEL = 12
 _STYLES = {"training": "green", "finished": "green", "stopped": "bold red", "recovering": "yellow", "starting": "cyan"}
 
@@ -38,7 +36,7 @@ class Doing:
     def silent_seconds(self, now: float) -> float | None:
         """For how long a run that has not ended has written nothing; None if that is not long."""
         last_at = self.summary.last_at
-        return None if self.ended or last_at is None or now - last_at <= _SILENT_SECONDS else now - last_at
+        return None if self.ended or last_at is None or now - last_at <= SILENT_SECONDS else now - last_at
 
     @property
     def metrics_url(self) -> str | None:

@@ -28,6 +28,8 @@ from orchestrator.observe.restarts import Restarts
 
 PROGRESS_SECONDS = 60.0
 """How often, at least, a run that trains says in the ledger how far it is."""
+SILENT_SECONDS = 3 * PROGRESS_SECONDS
+"""One that has said nothing for so long, and has not ended, may be dead."""
 
 KINDS: Mapping[str, str] = {
     "productive": "training steps that the run had not done before",

@@ -1,5 +1,6 @@
 """Groups, locks and pids: nothing outlives a run, and nothing that is not ours is killed."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -133,6 +134,12 @@ def test_temporary_directory_of_a_killed_process_is_removed_with_the_sockets_tha
     process.stdout.close()
     processes.remove_temporary_dirs(tmp_path)
     assert not directory.exists()
+
+
+def test_a_process_that_gets_no_temporary_directory_of_its_own_goes_on_with_the_usual_one(tmp_path: Path) -> None:
+    before = dict(multiprocessing.current_process()._config)  # type: ignore[attr-defined]
+    processes.use_temporary_dir(tmp_path / "not there")
+    assert before == multiprocessing.current_process()._config  # type: ignore[attr-defined]
 
 
 def test_a_lock_is_held_as_long_as_any_process_that_inherited_it_lives(run: str) -> None:

@@ -11,8 +11,9 @@ from page_samples import HOSTILE, STORIES, Story, finished, healthy, stopped
 from typer.testing import CliRunner, Result
 
 from orchestrator.cli import report as command
+from orchestrator.observe.accounting import SILENT_SECONDS
 from orchestrator.observe.ledger import Ledger
-from orchestrator.observe.run_report.facts import SILENT_SECONDS, Facts, facts_of
+from orchestrator.observe.run_report.facts import Facts, facts_of
 from orchestrator.observe.run_report.render import report_page
 from workers.errors import CallerError, EnvironmentProblem
 

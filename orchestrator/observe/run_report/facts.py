@@ -8,15 +8,13 @@ from typing import Any
 
 from orchestrator.decide.cost import SaveCost
 from orchestrator.observe import words
-from orchestrator.observe.accounting import PROGRESS_SECONDS, Account, Accounting, FailureCost
+from orchestrator.observe.accounting import SILENT_SECONDS, Account, Accounting, FailureCost
 from orchestrator.observe.costs import RunCosts, run_costs
 from orchestrator.observe.run_report.hindsight import Hindsight, Stretch, hindsight, stretches_of
 from orchestrator.observe.summary import Summary, summarize
 from orchestrator.observe.timeline import Timeline
 
 VERSION = 1
-SILENT_SECONDS = 3 * PROGRESS_SECONDS
-"""A run that trains says so once a minute; one that has said nothing for so long, and has not ended, may be dead."""
 _CURVE_POINTS = 60
 
 Point = tuple[float, float]
