@@ -19,6 +19,7 @@ from workers.heartbeat import HeartbeatPage
 from workers.messages import RankError, StartRank
 from workers.processes import ProcessId
 from workers.wire import Channel, channel_pair
+from workers.zygote import ONE_THREAD
 
 _END_SECONDS = 5.0
 
@@ -145,14 +146,7 @@ class ZygoteClient:
 def _environment() -> dict[str, str]:
     return {
         **os.environ,
-        # One OpenMP operation in the zygote would make every forked rank hang at its first.
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        # Ask NVML whether there is a GPU: asking the driver would open it, and forked ranks could not use it.
-        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-        # The default allocator of pyarrow starts a thread when it is imported.
-        "ARROW_DEFAULT_MEMORY_POOL": "system",
+        **ONE_THREAD,
         # Memory in few pages makes each fork and each exit of a rank faster; see huge_pages.gather_private().
         "GLIBC_TUNABLES": ":".join(filter(None, (os.environ.get("GLIBC_TUNABLES"), "glibc.malloc.hugetlb=1"))),
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),

@@ -34,9 +34,15 @@ def collectives_begun() -> int:
     return sum(group._get_sequence_number_for_group() for group in groups)
 
 
+def next_look(now: float) -> tuple[int, float]:
+    """The tick of the next look after this Unix time, and the seconds until then: less than two intervals, so that a
+    clock that is set back or forth costs no more than that."""
+    tick = int(now / TICK_SECONDS) + 1
+    return tick, max(0.0, look_at(tick) - now)
+
+
 def _watch(page: HeartbeatPage) -> None:
-    tick = int(time.time() / TICK_SECONDS)
     while True:
-        tick += 1
-        time.sleep(max(0.0, look_at(tick) - time.time()))
+        tick, seconds = next_look(time.time())
+        time.sleep(seconds)
         page.observe(sequence=collectives_begun(), tick=tick)

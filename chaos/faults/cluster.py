@@ -1,9 +1,8 @@
-"""What goes wrong around the run: Ray's own processes, nodes, the network, the clock, a second driver."""
+"""What goes wrong around the run: Ray's own processes, nodes, the clock, a second driver."""
 
 import contextlib
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -103,16 +102,6 @@ def _second_driver(target: Target, rng: random.Random) -> Injected | None:
     return Injected(context={"first_pid": target.driver_pid, "driver_pid": target.start_driver()})
 
 
-def _network() -> str | None:
-    if shutil.which("tc") is None or shutil.which("ip") is None:
-        return "iproute2 (tc, ip) is not installed"
-    if os.geteuid() != 0:
-        return "changing the network takes root"
-    return (
-        "all nodes that a campaign starts share one host's network; it needs nodes in network namespaces of their own"
-    )
-
-
 def _clock() -> str | None:
     return "the clock is the whole machine's; it needs a machine, or a time namespace, for the run alone"
 
@@ -146,20 +135,6 @@ CLUSTER_FAULTS = (
         name="second_driver",
         description="a second fit() of the same directory while the first one runs",
         inject=_second_driver,
-    ),
-    Fault(
-        name="cut_network",
-        description="the network between ranks' nodes is cut for a while",
-        needs="nodes in network namespaces of their own, root, tc",
-        inject=_unavailable,
-        available=_network,
-    ),
-    Fault(
-        name="slow_network",
-        description="the network between ranks' nodes is slow for a while",
-        needs="nodes in network namespaces of their own, root, tc",
-        inject=_unavailable,
-        available=_network,
     ),
     Fault(
         name="clock_jump",

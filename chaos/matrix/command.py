@@ -54,7 +54,7 @@ def matrix(
     """
     from chaos.matrix.cells import all_cells
     from chaos.matrix.runner import Settings, chosen, evidence, run_cells
-    from chaos.report import run_timeline, write_report
+    from workers.zygote import ONE_THREAD
 
     sizes = tuple(sorted(set(ranks))) if ranks else WORLD_SIZES
     if min(sizes) < 2:
@@ -66,6 +66,9 @@ def matrix(
         raise CallerError(f"--only is {only!r}, which no cell's name contains; without it all are tried")
     jobs = 1 if with_ray else jobs or 2 * len(os.sched_getaffinity(0))
     _require_environment(jobs)
+    os.environ.update(ONE_THREAD)  # what is imported next starts threads otherwise, and then nothing can be forked
+    from chaos.report import run_timeline, write_report
+
     settings = Settings(out=_directory(out), seed=seed, jobs=jobs, supervised=with_ray)
     command = _command(seed=seed, only=only, sizes=sizes, with_ray=with_ray)
     console = Console(file=sys.stderr, highlight=False)

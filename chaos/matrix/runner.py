@@ -137,15 +137,10 @@ def folder(name: str) -> str:
 
 def _warm_up() -> None:
     """Import all that a cell's processes need, as a zygote does: forked, they begin at once."""
-    os.environ.update(
-        OMP_NUM_THREADS="1",
-        OPENBLAS_NUM_THREADS="1",
-        MKL_NUM_THREADS="1",
-        ARROW_DEFAULT_MEMORY_POOL="system",
-        PYTORCH_NVML_BASED_CUDA_CHECK="1",
-    )
     from workers.checkpoint import huge_pages
-    from workers.zygote import PRELOAD, preload
+    from workers.zygote import ONE_THREAD, PRELOAD, preload
+
+    os.environ.update(ONE_THREAD)
 
     problem = preload((*PRELOAD, "chaos.matrix.trial"))
     if problem is not None:

@@ -127,6 +127,20 @@ def test_usage_errors_are_told(tmp_path: Path) -> None:
         assert wanted in str(result.exception)
 
 
+def test_command_tries_the_cells_that_are_asked_for_and_writes_the_report(tmp_path: Path) -> None:
+    lastgood = Path(sys.executable).parent / "lastgood"
+    done = subprocess.run(
+        [str(lastgood), "chaos", "matrix", "--only", HOLD[2], "--out", str(tmp_path), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["cells"], summary["held"]) == (1, 1)
+    assert HOLD[2] in Path(summary["report"]).read_text(encoding="utf-8")
+
+
 def test_one_cell_of_each_kind_holds(tried: tuple[Path, list[dict[str, Any]]]) -> None:
     out, verdicts = tried
     held = verdicts[: len(HOLD)]
