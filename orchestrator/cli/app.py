@@ -1,7 +1,8 @@
 """The command `lastgood`: gathers the commands that installed packages offer, and maps errors to exit codes.
 
 Commands register through the entry point group `lastgood.commands`, so that packages above this one (chaos) can add
-theirs. Listing commands must stay fast: a registered module imports Ray and torch only when its command runs.
+theirs. A registered module imports Ray, torch and numpy only when its command runs: listing commands must stay
+fast, and a command may have to fork, which numpy's threads would not let it.
 
 Exit codes: 0 done; 2 wrong usage; 3 a guarantee is broken; 5 the environment cannot run it; 1 anything else.
 """

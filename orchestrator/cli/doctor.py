@@ -17,7 +17,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from orchestrator.config import RecoveryConfig
 from orchestrator.doctor import report
 from orchestrator.doctor.examine import examine
 from orchestrator.doctor.expect import Expectation, Scale, Speeds, expect
@@ -104,6 +103,8 @@ def _size(state: str | None, ranks: int | None, ranks_per_node: int | None) -> t
 
 
 def _scale(state_bytes: int, ranks: int, ranks_per_node: int | None, facts: Facts) -> Scale:
+    from orchestrator.config import RecoveryConfig
+
     on_node = ranks_per_node or len(facts.machine.gpus) or _RANKS_PER_NODE
     slots = RecoveryConfig().snapshot_slots
     return Scale(state_bytes=state_bytes, ranks=ranks, ranks_per_node=min(on_node, ranks), slots=slots)
@@ -133,6 +134,8 @@ def _expect(scale: Scale, facts: Facts) -> Expectation | None:
 
 
 def _judge_scale(scale: Scale, expected: Expectation, facts: Facts) -> list[Finding]:
+    from orchestrator.config import RecoveryConfig
+
     config = RecoveryConfig()
     return judge_scale(
         scale, expected, facts, memory_fraction_max=config.memory_fraction_max, keep_last=config.keep_last
