@@ -8,6 +8,7 @@ process of nft and go with it, also when the campaign is killed.
 import contextlib
 import os
 import random
+import select
 import shutil
 import subprocess
 import time
@@ -62,6 +63,7 @@ def lose(ways: Collection[Way], *, percent: int) -> Callable[[], None]:
         nft.communicate()
 
     assert nft.stdin is not None
+    assert nft.stdout is not None
     for line in (
         f"add table {table} {{ flags owner; }}",
         f"add chain {table} lost {{ type filter hook input priority 0; }}",
@@ -71,10 +73,10 @@ def lose(ways: Collection[Way], *, percent: int) -> Callable[[], None]:
     nft.stdin.flush()
     deadline = time.monotonic() + _RULES_SECONDS_MAX
     while _rules_in(table) < len(ways):
-        if time.monotonic() > deadline:
+        complains = select.select([nft.stdout], [], [], 0.01)[0]
+        if complains or time.monotonic() > deadline:
             said, _ = nft.communicate()
             raise RuntimeError(f"the kernel's firewall did not take the rules: {said.strip()[:200]}")
-        time.sleep(0.01)
     return end
 
 

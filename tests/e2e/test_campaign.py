@@ -98,7 +98,9 @@ def test_users_own_loop_is_attacked_with_faults_from_within(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mid-save", "cascade", "spot-market", "storage-hell"])
+@pytest.mark.parametrize(
+    "name", ["mid-save", "cascade", "spot-market", "storage-hell", "network", "everything", "bad-loss"]
+)
 def test_ready_campaign_finds_nothing(tmp_path: Path, name: str) -> None:
     _, verdicts = attack(load_plan(name), tmp_path, seed=5)
     assert_all_held(verdicts)

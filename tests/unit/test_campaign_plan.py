@@ -20,6 +20,9 @@ def test_ready_plan_can_work_and_names_only_known_faults(name: str) -> None:
 
 def test_the_plans_that_are_promised_are_there() -> None:
     assert {"smoke", "mid-save", "cascade", "spot-market", "storage-hell", "soak"} <= set(ready_plans())
+    struck = {name for plan in ready_plans() for name in load_plan(plan).faults.mix}
+    never = {"hide_checkpoint", "clock_jump"}  # where root runs the ranks, and where there is no machine for it
+    assert set(FAULTS) - struck <= never, "a fault that no campaign tries"
 
 
 def test_spot_market_names_where_its_trace_comes_from() -> None:
