@@ -215,8 +215,8 @@ class Coordinator:
 
     # ------------------------------------------------------------ what members call
 
-    async def join(self, member: str, event: AgentJoined | KeeperJoined, events_taken: int) -> Standing:
-        standing = self._mail.join(member, events_taken)
+    async def join(self, member: str, process: str, event: AgentJoined | KeeperJoined, events_taken: int) -> Standing:
+        standing = self._mail.join(member, process, events_taken)
         if standing == "member":
             self._put(event)
         return standing

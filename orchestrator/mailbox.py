@@ -17,6 +17,7 @@ _HEAR_SECONDS = 10.0
 
 @dataclass(slots=True)
 class _Box:
+    process: str
     taken_events: int
     next_command: int = 1
     commands: list[tuple[int, Command]] = field(default_factory=list)
@@ -32,12 +33,14 @@ class Mailboxes:
         self._driver = driver
         self._boxes: dict[str, _Box] = {}
 
-    def join(self, member: str, events_taken: int) -> Standing:
+    def join(self, member: str, process: str, events_taken: int) -> Standing:
+        """`process` tells a member that introduces itself again from another process of that name."""
         if not member.startswith(f"{self._driver}/"):
             return "stale"
-        box = self._boxes.setdefault(member, _Box(taken_events=events_taken))
-        box.taken_events = events_taken
-        box.commands.clear()  # they were meant for a process of that name which is gone
+        box = self._boxes.setdefault(member, _Box(process=process, taken_events=events_taken))
+        if box.process != process:
+            box.process, box.taken_events = process, events_taken
+            box.commands.clear()  # they were meant for the one that is gone
         return self._standing(member)
 
     def accept(self, member: str, batch: Sequence[tuple[int, Event]]) -> tuple[Standing, list[Event]]:

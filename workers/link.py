@@ -8,6 +8,7 @@ once; receivers drop repeats.
 
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -41,6 +42,7 @@ class Link:
     ) -> None:
         self._coordinator = coordinator
         self._member = member
+        self._process = uuid.uuid4().hex[:8]
         self._introduce = introduce
         self._on_command = on_command
         self._on_lost = on_lost
@@ -50,6 +52,7 @@ class Link:
         self._changed = threading.Condition()
         self._handle: Any = None
         self._introduced = False
+        self._introductions = 0
         self._closed = False
         self._lost = False
 
@@ -102,13 +105,15 @@ class Link:
         while not self._closed:
             with self._changed:
                 self._changed.wait_for(lambda: bool(self._events) or not self._introduced or self._closed)
-                introduced = self._introduced
+                introduced, introductions = self._introduced, self._introductions
                 batch = list(self._events)
                 taken = self._next_number - 1 - len(batch)
             if not introduced:
-                standing = self._call("join", self._introduce(), taken)
+                standing = self._call("join", self._process, self._introduce(), taken)
                 with self._changed:
                     self._introduced = True
+                    self._introductions += 1
+                    introductions = self._introductions
                     self._changed.notify_all()
             elif batch:
                 standing = self._call("tell", batch)
@@ -119,14 +124,17 @@ class Link:
                         self._changed.notify_all()
             else:
                 continue
-            self._note_standing(standing)
+            self._note_standing(standing, introductions)
 
-    def _note_standing(self, standing: Standing | None) -> None:
+    def _note_standing(self, standing: Standing | None, introductions: int) -> None:
+        """`introductions`: how many there had been when it was asked."""
         if standing == "stale":
             self._report_lost("another group of workers has taken over")
         elif standing == "unknown":
             with self._changed:
-                self._introduced = False
+                # Else the answer was on its way while the other thread introduced this member.
+                if introductions == self._introductions:
+                    self._introduced = False
                 self._changed.notify_all()
 
     def _fetch(self) -> None:
@@ -135,11 +143,12 @@ class Link:
         while not self._closed:
             with self._changed:
                 self._changed.wait_for(lambda: self._introduced or self._closed)
+                introductions = self._introductions
             answer = self._call("hear", incarnation, taken)
             if answer is None:
                 return
             standing, new_incarnation, commands = answer
-            self._note_standing(standing)
+            self._note_standing(standing, introductions)
             if new_incarnation != incarnation:
                 incarnation, taken = new_incarnation, 0
             for number, command in commands:
