@@ -7,7 +7,6 @@ Bytes are taken to be the same on several ranks only where something guarantees 
 parameters under DDP). Every other tensor belongs to its rank, for what merely ought to be equal may not be.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from workers.checkpoint import huge_pages
 from workers.checkpoint.tensors import NamedTensor, TensorSource
 from workers.errors import CallerError, CheckpointDamaged
 from workers.state import tree
@@ -161,8 +159,6 @@ class Restorer:
 
     def _make(self, ref: TensorRef, device: torch.device | None) -> torch.Tensor:
         """A new tensor, to be filled as it was saved."""
-        # The state of optimizers is never resized, that of a user's object may be.
-        empty = torch.empty if device is None else _empty_in_huge_pages
         place = device if device is not None and device.type == ref.device else torch.device(ref.device)
         made: torch.Tensor
         if ref.layout is not None:
@@ -170,12 +166,12 @@ class Restorer:
             shape = torch.Size(ref.shape)
             stride = torch.empty(ref.shape, device="meta").stride()
             local_shape = compute_local_shape_and_global_offset(ref.shape, mesh, placements)[0]
-            local = empty(local_shape, dtype=ref.dtype, device=place)
+            local = torch.empty(local_shape, dtype=ref.dtype, device=place)
             made = DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
         elif ref.stride is not None:
             made = torch.empty_strided(ref.shape, ref.stride, dtype=ref.dtype, device=place)
         else:
-            made = empty(ref.shape, dtype=ref.dtype, device=place)
+            made = torch.empty(ref.shape, dtype=ref.dtype, device=place)
         self.fill(ref.name, made)
         return made
 
@@ -187,16 +183,6 @@ class Restorer:
                 f"shard the model as it was"
             )
         return self._layouts[ref.layout]
-
-
-def _empty_in_huge_pages(shape: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """If it is large and on the host: to fill ordinary pages for the first time takes longer than the copy. Cannot be
-    resized."""
-    size_bytes = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or size_bytes < huge_pages.HUGE_PAGE_BYTES:
-        return torch.empty(shape, dtype=dtype, device=device)
-    memory = memoryview(huge_pages.anonymous(size_bytes))[:size_bytes]
-    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
 
 
 def _is_empty_part(tensor: torch.Tensor) -> bool:
