@@ -62,7 +62,7 @@ logger = logging.getLogger("lastgood")
 _LOOK_SECONDS = 0.2
 _LOST_AFTER_SECONDS = 60.0
 _FLUSH_SECONDS = 10.0
-_STANDBY_DEATHS_MAX = 3
+_START_DEATHS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ class Agent:
         self._commands_lock = threading.Lock()
         self._standby: ForkedRank | None = None
         self._current: ForkedRank | None = None
-        self._standby_deaths = 0
+        self._start_deaths = 0
         self._finished: RankFinished | None = None
         self._last_exit: RankExited | None = None
         self._last_report: int | None = None
@@ -306,15 +306,20 @@ class Agent:
         )
 
     def _zygote_ended(self) -> None:
-        """Its ranks died with it; a new one is started, unless it could not even get ready."""
+        """Its ranks died with it; a new one is started, unless several could not even get ready."""
+        code = self._zygote.close()
         if not self._zygote_ready:
-            self.give_up("the zygote, which forks ranks, ended while it was preloading; see Ray's worker log")
-            return
+            self._start_deaths += 1
+            if self._start_deaths >= _START_DEATHS_MAX:
+                self.give_up(
+                    f"{_START_DEATHS_MAX} zygotes in a row, which fork ranks, ended while they were preloading, the "
+                    f"last one with exit code {code}; see Ray's worker log"
+                )
+                return
         for rank in self._ranks():
             if rank.process is not None:
                 self._exited(rank.process.pid, -signal.SIGKILL, time.time())
         self._standby = None
-        self._zygote.close()
         self._zygote = self._start_zygote()
 
     def _from_zygote(self, message: dict[str, Any], fds: list[int]) -> None:
@@ -345,12 +350,12 @@ class Agent:
         else:
             self._standby = None
             self._link.tell(StandbyLost(agent=self._id))
-            self._standby_deaths += 1
+            self._start_deaths += 1
         last_words = rank.last_words()
         rank.close()
-        if self._standby_deaths >= _STANDBY_DEATHS_MAX:
+        if self._start_deaths >= _START_DEATHS_MAX:
             reason = rank.error.traceback if rank.error else f"exit code {code}\n{last_words}"
-            self.give_up(f"{_STANDBY_DEATHS_MAX} ranks in a row died before they could start: {reason}")
+            self.give_up(f"{_START_DEATHS_MAX} ranks in a row died before they could start: {reason}")
         elif self._standby is None and self._last_report is None:
             self._fork_standby()
 
@@ -368,7 +373,7 @@ class Agent:
         who: dict[str, Any] = {"agent": self._id, "generation": rank.generation or 0}
         match message.pop("kind"):
             case "ready":
-                rank.ready, rank.store_port, self._standby_deaths = True, message["store_port"], 0
+                rank.ready, rank.store_port, self._start_deaths = True, message["store_port"], 0
                 self._link.tell(RankReady(agent=self._id, store_port=rank.store_port))
             case "restored":
                 self._link.tell(RankRestored(**who, **message))

@@ -132,15 +132,17 @@ class ZygoteClient:
             os.close(heartbeat_fd)
         return rank
 
-    def close(self) -> None:
-        """End the zygote, and its ranks with it."""
+    def close(self) -> int:
+        """End the zygote, and its ranks with it; its exit code, negative for a signal. May be called again."""
         self.channel.close()
         try:
             self._process.wait(timeout=_END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
-        os.close(self._payload_fd)
+        if self._payload_fd >= 0:
+            os.close(self._payload_fd)
+            self._payload_fd = -1
+        return self._process.wait()
 
 
 def _environment() -> dict[str, str]:

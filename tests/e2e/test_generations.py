@@ -7,7 +7,7 @@ import harness
 import loops
 import psutil
 import pytest
-from harness import Run, entries, kill
+from harness import Run, entries, kill, wait_for
 
 from workers.failpoint import Arm
 
@@ -61,12 +61,19 @@ def test_a_rank_dies_while_its_peer_is_stopped(tmp_path: Path, reference: Path) 
 
 
 @pytest.mark.slow
-def test_a_zygote_dies_with_its_rank_and_is_replaced(tmp_path: Path, reference: Path) -> None:
+def test_a_zygote_dies_with_its_rank_and_its_successor_before_it_is_ready(tmp_path: Path, reference: Path) -> None:
     run = Run(harness.trainer(tmp_path, "zygote", loops.train_loop, config=PACE))
     status = run.status_when(lambda status: status["step"] >= 25)
     agent = psutil.Process(status["ranks"][1]["agent_pid"])
-    (zygote,) = [child for child in agent.children() if "workers.zygote" in child.cmdline()]
-    kill(zygote.pid)
+    killed: set[int] = set()
+
+    def another() -> int | None:
+        found = [child.pid for child in agent.children() if "workers.zygote" in child.cmdline()]
+        return next((pid for pid in found if pid not in killed), None)
+
+    for _ in range(2):  # the second one while it still imports torch
+        killed.add(pid := wait_for(another, 60))
+        kill(pid)
     result = run.result()
     assert result.generation == 2
     assert len({entry["agent"] for entry in entries(result.run_dir, "agent")}) == 2
