@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
+
+from workers.errors import CheckpointDamaged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +24,10 @@ class Comparison:
 
 
 def compare_checkpoints(first: Path, second: Path) -> Comparison:
-    """Compare all tensors of two checkpoint directories of equal world size: weights, optimizer state, RNG, the lot."""
+    """Compare all tensors of two checkpoint directories of equal world size: weights, optimizer state, RNG, the lot.
+
+    Raises CheckpointDamaged, which names the file, for one that safetensors does not take.
+    """
     left, right = _tensors(first), _tensors(second)
     different = sorted(left.keys() ^ right.keys())
     different += sorted(key for key in left.keys() & right.keys() if not _same_bits(left[key], right[key]))
@@ -36,9 +41,12 @@ def compare_checkpoints(first: Path, second: Path) -> Comparison:
 def _tensors(checkpoint: Path) -> dict[tuple[str, str], torch.Tensor]:
     tensors = {}
     for shard in sorted(checkpoint.glob("*.safetensors")):
-        with safe_open(shard, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118  (not a mapping)
-                tensors[shard.name, name] = opened.get_tensor(name)
+        try:
+            with safe_open(shard, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118  (not a mapping)
+                    tensors[shard.name, name] = opened.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointDamaged(f"{shard} cannot be read: {error}") from None
     return tensors
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestrator.archive import RunArchive
 from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord, chain, eligible, newest
-from orchestrator.observe.ledger import LEDGER_FILE, read_ledger
+from orchestrator.observe.ledger import LEDGER_FILE, parse_ledger, read_ledger
 from workers.checkpoint.manifest import MANIFEST_FILE, checkpoint_dir, parse_checkpoint_name
 from workers.checkpoint.store import LocalStore
 from workers.checkpoint.verify import Problem, verify_checkpoint
@@ -278,6 +278,20 @@ class History:
                 for link in chain(self.generations)
             ],
         )
+
+
+def unreadable(run_dir: Path) -> list[str]:
+    """What of a run's records cannot be read, so that what it said is not judged; the ledger's last line may be cut."""
+    lines = [line for line in (run_dir / LEDGER_FILE).read_bytes().split(b"\n")[:-1] if line.strip()]
+    found = []
+    if lost := len(lines) - len(parse_ledger(b"\n".join(lines))):
+        found.append(f"{lost} of {len(lines)} lines of {LEDGER_FILE}")
+    for path in sorted((run_dir / "faults").glob("*.json")):
+        try:
+            json.loads(path.read_bytes())
+        except ValueError:
+            found.append(str(path.relative_to(run_dir)))
+    return found
 
 
 def _markers(directory: Path) -> Iterator[dict[str, Any]]:

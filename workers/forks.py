@@ -19,8 +19,18 @@ from workers.heartbeat import HeartbeatPage
 from workers.messages import RankError, StartRank
 from workers.processes import ProcessId
 from workers.wire import Channel, channel_pair
-from workers.zygote import ONE_THREAD
 
+# The environment of whoever forks ranks, before it imports what they need.
+ONE_THREAD = {
+    # One OpenMP operation in the zygote would make every forked rank hang at its first.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # The default allocator of pyarrow starts a thread when it is imported.
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    # Ask NVML whether there is a GPU: asking the driver would open it, and forked ranks could not use it.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
 _END_SECONDS = 5.0
 
 

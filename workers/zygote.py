@@ -38,17 +38,6 @@ PRELOAD = (
     "torch._dynamo",
     "workers.rank",
 )
-# To be set before the first of them is imported.
-ONE_THREAD = {
-    # One OpenMP operation in the zygote would make every forked rank hang at its first.
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    # The default allocator of pyarrow starts a thread when it is imported.
-    "ARROW_DEFAULT_MEMORY_POOL": "system",
-    # Ask NVML whether there is a GPU: asking the driver would open it, and forked ranks could not use it.
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-}
 
 
 def preload(modules: tuple[str, ...]) -> str | None:

@@ -6,6 +6,7 @@ Ray prints to descriptor 1 from several places. So with --json the real standard
 import json
 import os
 import shlex
+import socket
 import sys
 import tempfile
 import time
@@ -19,6 +20,8 @@ import typer
 
 from chaos.verdict import counts, exit_code
 from workers.errors import EnvironmentProblem
+
+_CONNECT_SECONDS = 10.0
 
 
 def register(app: typer.Typer) -> None:
@@ -51,14 +54,14 @@ def run(
     Exits with 0 if all guarantees held, 3 if one of safety is broken, 4 if the run never recovered, 2 for a plan that
     cannot work, 5 if this environment cannot run it.
     """
-    from chaos.campaign.driver import split_script
+    from chaos.campaign.driver import load_loop
     from chaos.campaign.plan import load_plan
     from chaos.campaign.runner import Campaign, run_campaign, with_overrides
     from chaos.report import run_timeline, write_report
 
     loaded = with_overrides(load_plan(plan), kills=kills, steps=steps)
     if script is not None:
-        split_script(script)
+        load_loop(script)  # what is wrong with it is told before a cluster is started
     used_seed = loaded.seed if seed is None else seed
     root = _storage(storage)
     began = time.monotonic()
@@ -73,7 +76,7 @@ def run(
     page = write_report(
         root / "report",
         title=f"{loaded.title}, seed {used_seed}",
-        command=f"lastgood {shlex.join(sys.argv[1:])} --seed {used_seed}",
+        command=f"lastgood {shlex.join(sys.argv[1:])}{'' if seed is not None else f' --seed {used_seed}'}",
         seed=used_seed,
         verdicts=verdicts,
         timelines=[run_timeline(campaign.run_dir, "the attacked run")],
@@ -116,9 +119,9 @@ def faults(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
         print(json.dumps({"faults": rows}, indent=2))
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("fault", "what happens", "here")
+    table = Table(Column("fault", no_wrap=True), "what happens", "here")
     for row in rows:
         needs = "" if row["needs"] == "nothing" else f" (needs {row['needs']})"
         table.add_row(
@@ -163,6 +166,7 @@ def _cluster(address: str | None, ranks: int) -> Iterator[str]:
             logging_level=logging.ERROR,
         )
     else:
+        _require_listener(address)
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -171,6 +175,17 @@ def _cluster(address: str | None, ranks: int) -> Iterator[str]:
         yield ray.get_runtime_context().gcs_address
     finally:
         ray.shutdown()
+
+
+def _require_listener(address: str) -> None:
+    """Ray itself tries for many minutes."""
+    host, colon, port = address.rpartition(":")
+    if not colon or "/" in host or not port.isdecimal():
+        return  # "auto", or a client's address
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise EnvironmentProblem(f"there is no Ray cluster at {address}: {error}") from None
 
 
 @contextmanager

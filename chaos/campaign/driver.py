@@ -58,7 +58,10 @@ def load_loop(script: str) -> Callable[..., None]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
     sys.path.insert(0, str(file.parent))
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise CallerError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
     loop = getattr(module, function, None)
     if not callable(loop):
         raise CallerError(f"{file} has no function {function}")

@@ -13,10 +13,12 @@ import yaml
 
 from chaos.campaign.fields import Fields
 from chaos.faults.registry import FAULTS
+from chaos.points import POINTS, Fault
 from orchestrator.config import RecoveryConfig
 from workers.errors import CallerError
 from workers.failpoint import Action
 
+_STORAGE_FAULTS = {"enospc": Fault.ENOSPC, "eio": Fault.EIO, "torn_write": Fault.TORN}
 MODELS = ("tiny", "demo")
 MOMENTS = ("any", "save", "recovery")
 ARMED_POINTS = (
@@ -152,16 +154,16 @@ def parse_plan(text: str, name: str) -> Plan:
     except yaml.YAMLError as error:
         raise CallerError(f"{name} is no YAML: {' '.join(str(error).split())}") from None
     fields = Fields({} if content is None else content, "", of=name)
-    job = _job(fields.section("job"))
+    job, recovery, exact = _job(fields.section("job")), _recovery(fields, name), fields.flag("exact", True)
     plan = Plan(
         name=Path(name).stem,
         title=fields.text("title", Path(name).stem),
         seed=fields.whole("seed", 0, least=0),
         job=job,
-        recovery=_recovery(fields, name),
-        faults=_faults(fields.section("faults"), job),
+        recovery=recovery,
+        faults=_faults(fields.section("faults"), job, recovery, exact=exact),
         armed=_armed(fields.section("armed")),
-        exact=fields.flag("exact", True),
+        exact=exact,
         watch_leaks=fields.flag("watch_leaks", False),
         recovery_seconds_max=fields.number("recovery_seconds_max", 120.0, least=0.1),
         timeout_seconds=fields.number("timeout_seconds", 900.0, least=1.0),
@@ -196,7 +198,7 @@ def _recovery(fields: Fields, name: str) -> dict[str, Any]:
     return settings
 
 
-def _faults(fields: Fields, job: Job) -> Faults:
+def _faults(fields: Fields, job: Job, settings: Mapping[str, Any], *, exact: bool) -> Faults:
     hold = fields.numbers("hold_seconds", count=2) or (0.5, 2.0)
     faults = Faults(
         count=fields.whole("count", 10, least=0),
@@ -210,6 +212,11 @@ def _faults(fields: Fields, job: Job) -> Faults:
         without_progress_max=fields.whole("without_progress_max", 4, least=1),
         hold_seconds=(hold[0], hold[1]),
     )
+    if bad := sorted({"nan_loss", "nan_gradient"} & set(faults.mix)):
+        if settings.get("on_bad_loss") != "rollback":
+            raise fields.refuse("mix", bad, 'without them, unless recovery.on_bad_loss is "rollback"')
+        if exact:
+            raise fields.refuse("mix", bad, "without them, unless exact is false: batches are passed over")
     if faults.count and not faults.mix:
         raise fields.refuse("mix", {}, "a mapping with at least one fault, since count is not 0")
     if faults.until_step > job.steps:
@@ -238,5 +245,9 @@ def _armed(fields: Fields) -> Armed:
         points=fields.names("points", ARMED_POINTS, ("persist.block",)),
         actions=cast(tuple[Action, ...], fields.names("actions", get_args(Action), ("kill_rank",))),
     )
+    for action in armed.actions if armed.count else ():
+        fault = _STORAGE_FAULTS.get(action)
+        if fault and not any(fault in one.faults for one in POINTS if one.name in armed.points):
+            raise fields.refuse("actions", action, "without it, or with a point where it can strike: see chaos points")
     fields.close()
     return armed

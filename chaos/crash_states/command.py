@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from chaos.verdict import exit_code
+from orchestrator.cli.signals import ended_by_signals
 
 if TYPE_CHECKING:
     from chaos.crash_states.campaign import Findings
@@ -43,7 +44,7 @@ def crash_states(
     from chaos.crash_states import campaign
 
     print(f"seed {seed}", file=sys.stderr)
-    with _progress(states) as told:
+    with ended_by_signals(), _progress(states) as told:
         found = campaign.timed(
             lambda: campaign.search_all(
                 seed=seed, states=states, jobs=jobs or len(os.sched_getaffinity(0)), peers=peers, told=told

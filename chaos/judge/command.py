@@ -1,6 +1,7 @@
 """`lastgood chaos judge`: judge a run by what it left behind, as often as you like."""
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -36,6 +37,7 @@ def judge(
 
     Exits with 0 if all held that could be judged, 3 if a guarantee of safety is broken, 4 if the run never came back.
     """
+    from chaos.history import unreadable
     from chaos.judge.judge import judge as judge_run
     from chaos.judge.judge import require_run
     from chaos.judge.table import print_verdicts
@@ -48,10 +50,13 @@ def judge(
         keep_last=keep_last,
         recovery_seconds_max=recovery_seconds_max,
     )
-    verdicts = judge_run(run_dir, terms)
+    verdicts, lost = judge_run(run_dir, terms), unreadable(run_dir)
+    for what in lost:
+        print(f"cannot be read, and what it said is not judged: {what}", file=sys.stderr)
     if as_json:
         content = {
             "run_dir": str(run_dir),
+            "unreadable": lost,
             "counts": counts(verdicts),
             "verdicts": [asdict(verdict) for verdict in verdicts],
         }

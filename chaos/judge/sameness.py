@@ -10,6 +10,7 @@ from chaos.judge.terms import Terms
 from chaos.verdict import Verdict
 from workers.checkpoint.manifest import CHECKPOINTS_DIR
 from workers.data.journal import audit_samples
+from workers.errors import CheckpointDamaged
 
 EXACT = Guarantee(
     name="exact",
@@ -38,9 +39,12 @@ def exact(history: History, terms: Terms) -> Verdict:
         return EXACT.judged(
             [f"the newest checkpoint is of step {mine.step} ({mine.name}), the reference's of step {other.step}"], ""
         )
-    found = compare_checkpoints(
-        history.run_dir / CHECKPOINTS_DIR / mine.name, reference.run_dir / CHECKPOINTS_DIR / other.name
-    )
+    try:
+        found = compare_checkpoints(
+            history.run_dir / CHECKPOINTS_DIR / mine.name, reference.run_dir / CHECKPOINTS_DIR / other.name
+        )
+    except CheckpointDamaged as error:
+        return EXACT.judged([str(error)], "")
     violations = [f"checkpoints/{mine.name}/{tensor} differs" for tensor in found.different]
     if found.different and all(".rng." in name for name in found.different):
         violations.insert(0, "only random generators differ: does the loop seed all of them (torch, random, numpy)?")

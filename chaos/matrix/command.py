@@ -20,6 +20,7 @@ from chaos.verdict import Outcome, Verdict, counts, exit_code
 from workers.errors import CallerError, EnvironmentProblem
 
 _MEMORY_BYTES_PER_JOB = 1 << 30
+_RANKS_MAX = 8
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +44,7 @@ def matrix(
         list[int] | None, typer.Option(help="How many ranks; may be repeated.  [default: 2 and 3]")
     ] = None,
     with_ray: Annotated[
-        bool, typer.Option("--ray", help="Supervised runs on a real Ray: some ten seconds a cell, one after the other.")
+        bool, typer.Option("--ray", help="Supervised runs on a real Ray: up to a minute a cell, one after the other.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and all else to stderr.")] = False,
 ) -> None:
@@ -54,13 +55,15 @@ def matrix(
     """
     from chaos.matrix.cells import all_cells
     from chaos.matrix.runner import Settings, chosen, evidence, run_cells
-    from workers.zygote import ONE_THREAD
+    from workers.forks import ONE_THREAD
 
     sizes = tuple(sorted(set(ranks))) if ranks else WORLD_SIZES
     if min(sizes) < 2:
         raise CallerError(
             f"--ranks is {min(sizes)}; it has to be at least 2, for what one rank loses others must survive"
         )
+    if max(sizes) > _RANKS_MAX:
+        raise CallerError(f"--ranks is {max(sizes)}; it has to be at most {_RANKS_MAX}: each cell forks that many")
     cells = chosen(all_cells(sizes, supervised=with_ray), only)
     if not cells:
         raise CallerError(f"--only is {only!r}, which no cell's name contains; without it all are tried")

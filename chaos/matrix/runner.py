@@ -138,7 +138,8 @@ def folder(name: str) -> str:
 def _warm_up() -> None:
     """Import all that a cell's processes need, as a zygote does: forked, they begin at once."""
     from workers.checkpoint import huge_pages
-    from workers.zygote import ONE_THREAD, PRELOAD, preload
+    from workers.forks import ONE_THREAD
+    from workers.zygote import PRELOAD, preload
 
     os.environ.update(ONE_THREAD)
 

@@ -5,18 +5,17 @@ removes again, also when it is interrupted or told to end.
 """
 
 import json
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from orchestrator.cli.signals import ended_by_signals
 from orchestrator.doctor import report
 from orchestrator.doctor.examine import examine
 from orchestrator.doctor.expect import Expectation, Scale, Speeds, expect
@@ -63,7 +62,7 @@ def doctor(
     size = _size(state, ranks, ranks_per_node)
     if not storage.is_dir():
         raise CallerError(f"--storage is {str(storage)!r}; it has to be a directory that exists")
-    with _ended_by_signals(), _progress() as tell:
+    with ended_by_signals(), _progress() as tell:
         facts = examine(storage, sample_bytes=sample_bytes, tell=tell)
     findings = [*judge_machine(facts), *judge_storage(facts.storage)]
     scale, expected = None, None
@@ -161,18 +160,3 @@ def _progress() -> Iterator[Callable[[str], None]]:
     console = Console(file=sys.stderr)
     with console.status("") as status:
         yield lambda what: status.update(f"examining {what}")
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """A request to end becomes an exception, so that files are removed on the way out."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,12 +1,17 @@
 """Plans are checked before anything starts: each error names the field, its value, and what would be right."""
 
+import socket
+from pathlib import Path
+
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from chaos.campaign.plan import ARMED_POINTS, load_plan, parse_plan, ready_plans
 from chaos.campaign.runner import with_overrides
+from chaos.command import register
 from chaos.faults.registry import ARMED, FAULTS
-from workers.errors import CallerError
+from workers.errors import CallerError, LastgoodError
 
 
 @pytest.mark.parametrize("name", sorted(ready_plans()))
@@ -65,6 +70,9 @@ def test_soak_asks_for_500_kills_mostly_inside_saves_that_its_budget_allows() ->
         ("recovery: {failpoints: []}", r"recovery\.failpoints is no field"),
         ("armed: {points: [persist.lunch]}", r"armed\.points is \['persist\.lunch'\]"),
         ("armed: {actions: [explode]}", r"armed\.actions is \['explode'\].*kill_rank"),
+        ("armed: {count: 1, points: [step.end], actions: [enospc]}", r"armed\.actions is 'enospc'.*point"),
+        ("faults: {mix: {nan_loss: 1}}\nexact: false", r"faults\.mix is .*nan_loss.*on_bad_loss"),
+        ("faults: {mix: {nan_loss: 1}}\nrecovery: {on_bad_loss: rollback}", r"faults\.mix is .*unless exact is false"),
         ("timeout_seconds: soon", r"timeout_seconds is 'soon'; it has to be a number"),
         ("exact: maybe", r"exact is 'maybe'; it has to be true or false"),
         ("colour: red", r"colour is no field of a plan"),
@@ -107,11 +115,30 @@ def test_every_fault_says_what_it_does_and_can_be_asked_whether_it_can_be_done()
         assert fault.available() is None or isinstance(fault.available(), str)
 
 
+def complaint_of(*words: str) -> str:
+    """What `lastgood chaos run` says before it starts anything."""
+    app = typer.Typer()
+    register(app)
+    result = CliRunner().invoke(app, ["chaos", "run", "smoke", *words])
+    assert isinstance(result.exception, LastgoodError), result.exception
+    return str(result.exception)
+
+
+def test_script_that_cannot_be_used_is_refused_before_a_cluster_is_started(tmp_path: Path) -> None:
+    script = tmp_path / "broken_train.py"
+    script.write_text("def train(config):\n    pass\n")
+    assert "has no function other" in complaint_of("--script", f"{script}:other")
+    script.write_text("import nowhere_to_be_found\n")
+    assert "nowhere_to_be_found" in complaint_of("--script", f"{script}:train")
+
+
+def test_cluster_that_does_not_answer_is_told_at_once(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"  # and nobody listens there once it is closed
+    assert f"no Ray cluster at {address}" in complaint_of("--address", address, "--storage", str(tmp_path))
+
+
 def test_faults_and_plans_are_listed() -> None:
-    import typer
-
-    from chaos.command import register
-
     app = typer.Typer()
     register(app)
     listed = CliRunner().invoke(app, ["chaos", "faults", "--json"])

@@ -13,7 +13,7 @@ from run_samples import FakeRun, edit_ledger, flip_last_bit, killed_twice, undis
 from typer.testing import CliRunner
 
 from chaos.command import register
-from chaos.history import History
+from chaos.history import History, unreadable
 from chaos.judge import conduct, keeping, leaks, restores, sameness
 from chaos.judge.guarantee import Guarantee
 from chaos.judge.judge import CHECKS, judge
@@ -426,3 +426,31 @@ def test_commit_that_was_not_recorded_counts_for_the_floor(attacked: FakeRun, re
     attacked.record("deleted", checkpoint=old, reason="older than the newest 2")
     shutil.rmtree(attacked.directory / checkpoint_dir(old))
     assert not failed(verdicts_of(attacked, reference, keep_last=2))
+
+
+@pytest.mark.parametrize("kept_bytes", [10, -1])
+def test_final_shard_that_cannot_even_be_opened_breaks_exactness_by_name(
+    attacked: FakeRun, reference: FakeRun, kept_bytes: int
+) -> None:
+    shard = attacked.directory / checkpoint_dir(checkpoint_name(12, 3, 1)) / "rank-00001-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:kept_bytes])
+    verdicts = verdicts_of(attacked, reference, steps=12, keep_last=3)
+    for name in ("exact", "never torn"):
+        assert verdicts[name].outcome is Outcome.BROKEN
+        assert shard.name in verdicts[name].detail
+
+
+def test_records_that_cannot_be_read_are_told(attacked: FakeRun) -> None:
+    ledger, fault = attacked.directory / "ledger.jsonl", attacked.directory / "faults" / "broken.json"
+    assert unreadable(attacked.directory) == []
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    ledger.write_bytes(b"".join([*lines, b'{"v": 1, "se']))
+    assert unreadable(attacked.directory) == [], "whoever wrote the last line was killed"
+    ledger.write_bytes(b"".join([*lines[:3], b'{"broken": tru\n', b"\xff\n", *lines[3:]]))
+    fault.write_text("{")
+    assert unreadable(attacked.directory) == [f"2 of {len(lines) + 2} lines of ledger.jsonl", "faults/broken.json"]
+    app = typer.Typer()
+    register(app)
+    told = CliRunner().invoke(app, ["chaos", "judge", str(attacked.directory), "--json"])
+    assert json.loads(told.stdout)["unreadable"] == unreadable(attacked.directory)
+    assert "2 of" in told.stderr

@@ -121,7 +121,11 @@ def test_what_was_judged_before_is_not_tried_again_unless_the_seed_is_another(
 def test_usage_errors_are_told(tmp_path: Path) -> None:
     app = typer.Typer()
     register(app)
-    for options, wanted in ((["--only", "nothing at all"], "--only"), (["--ranks", "1"], "--ranks")):
+    for options, wanted in (
+        (["--only", "nothing at all"], "--only"),
+        (["--ranks", "1"], "--ranks"),
+        (["--ranks", "99"], "at most 8"),
+    ):
         result = CliRunner().invoke(app, ["chaos", "matrix", "--out", str(tmp_path), *options])
         assert result.exit_code != 0
         assert wanted in str(result.exception)
