@@ -64,12 +64,12 @@ class Members:
             ready=True,
             store_port=1234,
         )
-        await self.coordinator.join(name, joined, 0)
+        await self.coordinator.join(name, "p", joined, 0)
 
     async def keeper(self, node: str) -> None:
         name = f"d/keeper-{node}"
         joined = KeeperJoined(keeper=name, node=node, pid=1, snapshots=(), receipts=(), host=HOST, port=ord(node))
-        await self.coordinator.join(name, joined, 0)
+        await self.coordinator.join(name, "p", joined, 0)
 
     async def tell(self, member: str, event: Event) -> None:
         self.told[member] = self.told.get(member, 0) + 1
