@@ -1,5 +1,6 @@
 """Plans are checked before anything starts: each error names the field, its value, and what would be right."""
 
+import json
 import socket
 from pathlib import Path
 
@@ -145,5 +146,7 @@ def test_faults_and_plans_are_listed() -> None:
     assert listed.exit_code == 0
     for name in (*FAULTS, *ARMED):
         assert f'"{name}"' in listed.stdout
-    assert "needs nodes in network namespaces" in listed.stdout or "root" in listed.stdout
+    needs = {fault["name"]: fault["needs"] for fault in json.loads(listed.stdout)["faults"]}
+    assert "nftables" in needs["cut_network"]
+    assert "several nodes" in needs["kill_raylet"]
     assert "storage-hell" in CliRunner().invoke(app, ["chaos", "plans"]).stdout
