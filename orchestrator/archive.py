@@ -22,9 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
 
 from orchestrator.decide import ladder, lineage
 from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord, MemorySet
@@ -44,7 +42,6 @@ from workers.errors import CheckpointDamaged, EnvironmentProblem, Fenced, Lastgo
 
 GENERATIONS_DIR = "generations"
 QUARANTINE_DIR = "quarantine"
-TRASH_DIR = "trash"
 _VANISHED = "its directory is gone, though it was committed"
 
 _GENERATION_NAME = re.compile(r"(\d{8,})\.json", re.ASCII)
@@ -90,16 +87,10 @@ class Selection:
     newly_quarantined: Mapping[str, str]
 
 
-class RootedStore(Store, Protocol):
-    """A store that can say where it is."""
-
-    root: Path
-
-
 class RunArchive:
     """The run directory in `store`. `clock` is Unix time in seconds. OSErrors of the storage are passed on."""
 
-    def __init__(self, store: RootedStore, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._clock = clock
         self._created_in_vain: set[int] = set()
@@ -107,9 +98,9 @@ class RunArchive:
         self._created = 0  # the highest generation that was created here
 
     @property
-    def root(self) -> Path:
-        """The run directory."""
-        return self._store.root
+    def store(self) -> Store:
+        """Where the run lies."""
+        return self._store
 
     # Looking
 
@@ -225,7 +216,7 @@ class RunArchive:
         self._store.make_dir(GENERATIONS_DIR)
         self._check_fence(record.number)
         if record.parent is not None:
-            self._make_durable(record.parent)
+            self._rely_on(record.parent, record.number)
         try:
             # A commit that goes on meanwhile is not to take this file for another driver's.
             with self._creating:
@@ -303,31 +294,30 @@ class RunArchive:
         """Delete a checkpoint or an orphan; False, and nothing is gone, if a higher generation exists."""
         if self._highest_number() > my_generation:
             return False
-        source, target = checkpoint_dir(name), f"{TRASH_DIR}/{name}"
+        directory = checkpoint_dir(name)
         failpoint.hit("retention.trash", generation=my_generation)
-        self._store.make_dir(TRASH_DIR)
-        self._store.remove_tree(target)
         try:
-            self._store.rename(source, target)
+            if not self._store.set_aside(directory, generation=my_generation):
+                return False
         except FileNotFoundError:
             return True
         failpoint.hit("retention.check", generation=my_generation)
         # A driver that began meanwhile either sees that it is gone, or is seen here.
         if self._highest_number() > my_generation:
-            self._store.rename(target, source)
+            self._store.put_back(directory, generation=my_generation)
             return False
         failpoint.hit("retention.unlink", generation=my_generation)
-        self._store.remove_tree(target)
+        self._store.drop(directory)
         failpoint.hit("retention.done", generation=my_generation)
         return True
 
     def empty_trash(self, *, my_generation: int) -> bool:
         """Finish what a killed driver began to delete; False, and nothing is done, if a higher generation exists."""
-        for name in self._store.list_dir(TRASH_DIR, fresh=True):
+        for name in self._store.aside(CHECKPOINTS_DIR):
             if self._highest_number() > my_generation:
                 return False
             if parse_checkpoint_name(name) is not None:
-                self._store.remove_tree(f"{TRASH_DIR}/{name}")
+                self._store.drop(checkpoint_dir(name))
         return True
 
     def free_bytes(self) -> int:
@@ -338,12 +328,11 @@ class RunArchive:
         """Whether there is something of this save attempt, and no manifest."""
         return self._store.is_dir(checkpoint_dir(name)) and not self._is_committed(name)
 
-    def _make_durable(self, name: str) -> None:
-        """A generation relies on this checkpoint: but whoever committed it may have been killed before its names were
-        durable, and what it continues from must not be lost behind it."""
+    def _rely_on(self, name: str, generation: int) -> None:
+        """What a generation continues from must not be lost behind it: whoever committed it may have been killed before
+        its names were durable, and whoever was about to delete it may have a request under way."""
         with contextlib.suppress(FileNotFoundError):  # it is gone, which is seen to later
-            self._store.sync_dir(checkpoint_dir(name))
-            self._store.sync_dir(CHECKPOINTS_DIR)
+            self._store.hold(checkpoint_dir(name), generation=generation)
 
     # Reading
 

@@ -19,7 +19,7 @@ from orchestrator.lifecycle import Lifecycle
 from orchestrator.observe.ledger import read_ledger
 from workers.checkpoint.digests import file_header
 from workers.checkpoint.manifest import checkpoint_dir, shard_file
-from workers.checkpoint.store import LocalStore, Store
+from workers.checkpoint.store import Store
 from workers.errors import CheckpointDamaged
 
 logger = logging.getLogger("lastgood")
@@ -81,7 +81,6 @@ def _nodes(life: Lifecycle, found: Corruption) -> dict[str, str]:
 def _pass_over_suspects(archive: RunArchive, found: Corruption, reason: str) -> tuple[tuple[str, ...], str | None]:
     """Put checkpoints that may hold the same into quarantine; returns those, and one that had to be spared."""
     scan = archive.scan(manifests=False)
-    store = LocalStore(archive.root)
     worlds = {record.number: record.world_size for record in scan.generations}
     # Of each set of holders, one that speaks for all: they had said the same, or it would not have been committed.
     speakers = {difference.holders[0] for difference in found.differences}
@@ -89,7 +88,7 @@ def _pass_over_suspects(archive: RunArchive, found: Corruption, reason: str) -> 
         replicas.Compared(
             name=record.name,
             generation=record.generation,
-            said=_said(store, record.name, speakers, worlds.get(record.generation, 0)),
+            said=_said(archive.store, record.name, speakers, worlds.get(record.generation, 0)),
         )
         for record in lineage.eligible(scan.generations, scan.checkpoints)
         if record.name not in scan.quarantined

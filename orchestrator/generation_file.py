@@ -25,7 +25,8 @@ def parse_generation(data: bytes, number: int, path: str) -> GenerationRecord:
         raise CheckpointDamaged(f"{path} has another format version than {_FORMAT_VERSION}")
     if content.keys() != {field.name for field in fields(GenerationRecord)}:
         raise CheckpointDamaged(f"{path} has other fields than a generation: {', '.join(sorted(content))}")
-    record = GenerationRecord(**{**content, "skip": _batches(content["skip"], path)})
+    skip, unfinished = _batches(content["skip"], path), _names(content["unfinished"], path)
+    record = GenerationRecord(**{**content, "skip": skip, "unfinished": unfinished})
     counts = (record.number, record.restored_step, record.world_size)
     if record.number != number or any(type(count) is not int or count < 0 for count in counts):
         raise CheckpointDamaged(f"{path} does not describe generation {number}")
@@ -39,6 +40,13 @@ def _batches(value: object, path: str) -> tuple[tuple[int, int], ...]:
     if not all(isinstance(pair, list) and [type(count) for count in pair] == [int, int] for pair in pairs):
         raise CheckpointDamaged(f"{path} has a skip that is no list of [epoch, batch]")
     return tuple((epoch, batch) for epoch, batch in pairs)
+
+
+def _names(value: object, path: str) -> tuple[str, ...]:
+    names: list[Any] = value if isinstance(value, list) else [None]
+    if not all(isinstance(name, str) for name in names):
+        raise CheckpointDamaged(f"{path} has unfinished attempts that are no list of names")
+    return tuple(names)
 
 
 def unknown_generation(number: int, problem: str) -> GenerationRecord:

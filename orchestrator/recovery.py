@@ -101,6 +101,7 @@ def create_generation(
             created_at=clock(),
             world_size=world_size,
             skip=tuple(sorted({*skip, *(batch for earlier in scan.generations for batch in earlier.skip)})),
+            unfinished=choice.unfinished if isinstance(choice, ladder.Fresh) else (),
         )
         try:
             archive.create_generation(record, seen=scan)

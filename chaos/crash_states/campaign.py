@@ -10,17 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos.crash_states import search
+from chaos.crash_states import object_search, search
 from chaos.crash_states.check import GUARANTEES
 from chaos.crash_states.mutants import mutants
+from chaos.crash_states.object_mutants import object_mutants
 from chaos.crash_states.peers import PEERS, look_at_peer
 from chaos.crash_states.search import Tally
 from chaos.verdict import Outcome, Verdict
 
-OBJECT_STORE = (
-    "lastgood has no store on object storage yet, so there are no operations to record; only local and shared POSIX "
-    "file systems are modelled"
-)
 _DRAWN_ORDERS = {2: 8, 3: 2}
 """Runs whose ranks interleave as drawn, by the number of ranks, beside those in fixed orders."""
 _PARTS = 8
@@ -32,24 +29,27 @@ Told = Callable[[int], None]
 
 @dataclass(slots=True, kw_only=True)
 class Findings:
-    """small: by number of ranks, all states of small runs. drawn: from larger runs. mutants: see
-    search.look_at_mutant. peers: see peers.look_at_peer.
+    """small: by number of ranks, all states of small runs. drawn: from larger runs. objects: of runs on object storage.
+    mutants: see search.look_at_mutant. peers: see peers.look_at_peer.
     """
 
     seed: int
     small: dict[int, Tally] = field(default_factory=dict)
     drawn: Tally = field(default_factory=Tally)
+    objects: Tally = field(default_factory=Tally)
     mutants: list[dict[str, Any]] = field(default_factory=list)
     peers: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
+    def on_files(self) -> Tally:
+        """All states of file systems but those of mutants."""
+        return _together(*self.small.values(), self.drawn)
+
+    @property
     def total(self) -> Tally:
-        """All states but those of mutants."""
-        total = Tally()
-        for tally in (*self.small.values(), self.drawn):
-            total.add(tally)
-        return total
+        """Those of object storage too."""
+        return _together(self.on_files, self.objects)
 
 
 def search_all(
@@ -64,9 +64,15 @@ def search_all(
             parts = [submit(search.look_at_all, plans, part, _PARTS) for part in range(_PARTS)]
             found.small[ranks] = _gather(parts, told)
             found.small[ranks].recordings = len(plans)
+        plans = object_search.object_plans(seed) if small else []
+        on_objects = [
+            submit(object_search.look_at_objects, plan, part, _PARTS) for plan in plans for part in range(_PARTS)
+        ]
+        found.objects = _gather(on_objects, told)
         tried = [submit(search.look_at_mutant, index, seed) for index in range(len(mutants()))]
+        tried += [submit(object_search.look_at_object_mutant, index, seed) for index in range(len(object_mutants()))]
         others = [submit(look_at_peer, name, seed) for name in PEERS if peers]
-        seen = {state for tally in found.small.values() for state in tally.states}
+        seen = set(found.total.states)
         drawing: list[Future[Tally]] = []
         number = 0
         while len(seen) < states or len(found.drawn.states) < states // 4:
@@ -86,19 +92,11 @@ def search_all(
 
 
 def verdicts(found: Findings) -> list[Verdict]:
-    """One for lastgood, one for each mutant, and what could not be done."""
-    total = found.total
-    replay = f"lastgood chaos crash-states --seed {found.seed} --states {len(total.states)}"
-    first = total.examples[0] if total.examples else None
-    results = [
-        Verdict(
-            name="states after a power loss",
-            outcome=Outcome.BROKEN if first else Outcome.HELD,
-            detail=_told(first) if first else f"{len(total.states)} states, no violation",
-            replay=replay,
-        ),
-        Verdict(name="object storage", outcome=Outcome.SKIPPED, detail=OBJECT_STORE),
-    ]
+    """One for each kind of storage, one for each mutant, and what others do."""
+    replay = f"lastgood chaos crash-states --seed {found.seed} --states {len(found.total.states)}"
+    results = [_verdict("states after a power loss", found.on_files, replay)]
+    if found.objects.recordings:
+        results.append(_verdict("states of object storage", found.objects, replay))
     for mutant in found.mutants:
         results.append(
             Verdict(
@@ -138,7 +136,7 @@ def as_json(found: Findings) -> dict[str, Any]:
         "drawn": _tally_json(found.drawn),
         "examples": total.examples,
         "mutants": found.mutants,
-        "object_store": {"skipped": OBJECT_STORE},
+        "object_store": _tally_json(found.objects),
         "peers": found.peers,
         "guarantees": GUARANTEES,
     }
@@ -153,6 +151,23 @@ def _tally_json(tally: Tally) -> dict[str, Any]:
         "on_disk": tally.on_disk,
         "violations": tally.violations,
     }
+
+
+def _together(*tallies: Tally) -> Tally:
+    total = Tally()
+    for tally in tallies:
+        total.add(tally)
+    return total
+
+
+def _verdict(name: str, tally: Tally, replay: str) -> Verdict:
+    first = tally.examples[0] if tally.examples else None
+    return Verdict(
+        name=name,
+        outcome=Outcome.BROKEN if first else Outcome.HELD,
+        detail=_told(first) if first else f"{len(tally.states)} states, no violation",
+        replay=replay,
+    )
 
 
 def _told(example: dict[str, Any]) -> str:

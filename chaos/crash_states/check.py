@@ -5,9 +5,10 @@ is damaged into quarantine, create the next generation's file; then what each ra
 every byte of it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,16 +18,18 @@ from chaos.crash_states.promises import Promise
 from chaos.crash_states.scenario import Recording
 from orchestrator import recovery
 from orchestrator.archive import GENERATIONS_DIR, QUARANTINE_DIR, RunArchive
+from orchestrator.decide import lineage
 from orchestrator.observe.ledger import LEDGER_FILE, committed_checkpoints, parse_ledger
 from workers.checkpoint.header import parse_header
 from workers.checkpoint.manifest import CHECKPOINTS_DIR, MANIFEST_FILE, parse_checkpoint_name
 from workers.checkpoint.reader import CheckpointReader
-from workers.checkpoint.store import LocalStore
+from workers.checkpoint.store import Store
 from workers.errors import NothingVerifies
 
 GUARANTEES = {
     "never half": "a file that has its final name is whole, and is what was written",
-    "commit means whole": "where a manifest is, all its shards are, with all their bytes",
+    "commit means whole": "where a manifest is, all its shards are, with all their bytes; on object storage: "
+    "where it is on the lineage, for a commit of a process that is gone may still arrive",
     "kept": "a checkpoint whose commit has returned stays whole until retention begins to delete it",
     "never lost": "the newest checkpoint whose commit has returned is chosen, or a newer one",
     "never torn": "every byte of the chosen checkpoint is what was saved, and the reader takes it",
@@ -56,17 +59,22 @@ class Verdict:
 
 
 class Judge:
-    """Judges the states of one recording. What reading a checkpoint comes to is known once its files were read."""
+    """Judges the states of one recording. What reading a checkpoint comes to is known once its files were read.
 
-    def __init__(self, recording: Recording) -> None:
+    `open_store`: object storage that holds what a tree does; a file system in memory, if it is not given.
+    """
+
+    def __init__(self, recording: Recording[Any], open_store: Callable[[Tree], Store] | None = None) -> None:
         self._recording = recording
+        self._open_store = open_store
         self._read: dict[tuple[str, frozenset[tuple[str, object]]], str] = {}
 
     def check(self, tree: Tree, promise: Promise) -> Verdict:
         """Judge one state."""
-        return check(tree, self._recording, promise, MemoryStore(tree), self._unlike)
+        store = MemoryStore(tree) if self._open_store is None else self._open_store(tree)
+        return check(tree, self._recording, promise, store, self._unlike, late_commits=self._open_store is not None)
 
-    def _unlike(self, store: LocalStore, name: str, images: tuple[bytes, ...]) -> str:
+    def _unlike(self, store: Store, name: str, images: tuple[bytes, ...]) -> str:
         files = frozenset(
             (file, store.read_bytes(f"{CHECKPOINTS_DIR}/{name}/{file}"))
             for file in store.list_dir(f"{CHECKPOINTS_DIR}/{name}")
@@ -77,18 +85,30 @@ class Judge:
 
 
 def check(
-    tree: Tree, recording: Recording, promise: Promise, store: LocalStore, read: Callable[..., str] | None = None
+    tree: Tree,
+    recording: Recording[Any],
+    promise: Promise,
+    store: Store,
+    read: Callable[..., str] | None = None,
+    *,
+    late_commits: bool = False,
 ) -> Verdict:
-    """Judge one state, which `store` holds. `read`: in place of `unlike`."""
-    damage = dict(_damage(tree, recording))
-    violations = [*_structure(tree, recording, promise, damage)]
+    """Judge one state, which `store` holds. `read`: in place of `unlike`. `late_commits`: a manifest may be there
+    whose checkpoint was deleted, as long as it is not on the lineage."""
+    ledger = parse_ledger(store.read_bytes(LEDGER_FILE)) if store.exists(LEDGER_FILE) else []
+    there = store.list_dir(CHECKPOINTS_DIR)
+    damage = dict(_damage(tree, there, recording))
+    counting = _eligible(store) if late_commits else set(there)
+    violations = [*_structure(tree, there, counting, recording, promise, damage)]
+    if lost := sorted(promise.recorded - {entry["seq"] for entry in ledger}):
+        violations.append(Violation("recorded", f"lines {lost} are missing"))
     quarantined: dict[str, str] = {}
     chosen: str | None = None
     try:
         created = recovery.create_generation(
             RunArchive(store, clock=_clock),
             run_dir=Path(),
-            committed=committed_checkpoints(_ledger(tree)),
+            committed=committed_checkpoints(ledger),
             driver="the next one",
             reason="power loss",
             world_size=recording.plan.ranks,
@@ -114,19 +134,27 @@ def check(
     return Verdict(chosen, tuple(sorted(quarantined)), tuple(violations))
 
 
-def _damage(tree: Tree, recording: Recording) -> Iterator[tuple[str, str]]:
+def _damage(tree: Tree, there: Sequence[str], recording: Recording[Any]) -> Iterator[tuple[str, str]]:
     """(name, what is wrong) of each directory of a checkpoint that is not all that was saved."""
-    for name, folder in _folder(tree, CHECKPOINTS_DIR).items():
-        if parse_checkpoint_name(name) is None or isinstance(folder, bytes):
+    for name in there:
+        folder = _folder(tree, CHECKPOINTS_DIR).get(name)
+        if parse_checkpoint_name(name) is None or folder is None or isinstance(folder, bytes):
             continue
         prefix = f"{CHECKPOINTS_DIR}/{name}/"
-        for path, content in recording.expected.items():
-            if path.startswith(prefix) and folder.get(path.removeprefix(prefix)) != content:
+        for path, contents in recording.expected.items():
+            if path.startswith(prefix) and folder.get(path.removeprefix(prefix)) not in contents:
                 yield name, path
                 break
 
 
-def _structure(tree: Tree, recording: Recording, promise: Promise, damage: Mapping[str, str]) -> Iterator[Violation]:
+def _structure(
+    tree: Tree,
+    there: Sequence[str],
+    counting: Collection[str],
+    recording: Recording[Any],
+    promise: Promise,
+    damage: Mapping[str, str],
+) -> Iterator[Violation]:
     checkpoints = _folder(tree, CHECKPOINTS_DIR)
     for where, folder in [
         *((f"{CHECKPOINTS_DIR}/{name}", folder) for name, folder in checkpoints.items()),
@@ -135,21 +163,27 @@ def _structure(tree: Tree, recording: Recording, promise: Promise, damage: Mappi
     ]:
         for name, content in folder.items() if not isinstance(folder, bytes) else ():
             path = f"{where}/{name}"
-            if path in recording.expected and content != recording.expected[path]:
+            allowed = recording.expected.get(path)
+            if allowed is None:
+                continue
+            created = where == GENERATIONS_DIR and int(name.partition(".")[0]) <= promise.generation
+            if content not in (allowed[-1:] if created else allowed):
                 yield Violation("never half", f"{path} has other bytes than were written ({len(content)})")
     for name, path in damage.items():
-        if MANIFEST_FILE in _folder(checkpoints, name):
+        if MANIFEST_FILE in _folder(checkpoints, name) and name in counting:
             yield Violation("commit means whole", f"{path} is missing or has other bytes")
     for name in sorted(promise.kept):
-        if name in damage or name not in checkpoints:
+        if name in damage or name not in there:
             yield Violation("kept", f"{name} was committed, and {damage.get(name, 'its directory')} is not there")
-    lines = {entry["seq"] for entry in _ledger(tree)}
-    if lost := sorted(promise.recorded - lines):
-        yield Violation("recorded", f"lines {lost} are missing")
+
+
+def _eligible(store: Store) -> set[str]:
+    scan = RunArchive(store).scan(manifests=False)
+    return {record.name for record in lineage.eligible(scan.generations, scan.checkpoints)}
 
 
 def _choice(
-    chosen: str | None, store: LocalStore, recording: Recording, promise: Promise, read: Callable[..., str]
+    chosen: str | None, store: Store, recording: Recording[Any], promise: Promise, read: Callable[..., str]
 ) -> Iterator[Violation]:
     if chosen is None:
         if not promise.fresh:
@@ -161,7 +195,7 @@ def _choice(
         yield Violation("never torn", f"{chosen} is chosen, and {told}")
 
 
-def unlike(store: LocalStore, name: str, images: tuple[bytes, ...]) -> str:
+def unlike(store: Store, name: str, images: tuple[bytes, ...]) -> str:
     """Read a checkpoint as its ranks do, and say in what it differs from the images that were saved."""
     try:
         for rank, image in enumerate(images):
@@ -177,11 +211,6 @@ def unlike(store: LocalStore, name: str, images: tuple[bytes, ...]) -> str:
     except Exception as error:  # as above
         return f"its reader says {type(error).__name__}: {error}"
     return "" if images else "it was never saved"
-
-
-def _ledger(tree: Tree) -> list[dict[str, object]]:
-    found = tree.get(LEDGER_FILE, b"")
-    return parse_ledger(found) if isinstance(found, bytes) else []
 
 
 def _folder(tree: Tree, name: str) -> Tree:

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from chaos.verdict import exit_code
+from chaos.verdict import Verdict, exit_code
 from orchestrator.cli.signals import ended_by_signals
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ def crash_states(
     peers: Annotated[
         bool, typer.Option("--peers", help="Look at dcp.save and at Ray Train's checkpoint index too; needs strace.")
     ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the report goes.  [default: a new temporary directory]")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Try what a power loss may leave of real saves: every state is recovered from, and judged.
@@ -42,7 +46,9 @@ def crash_states(
     Exits with 3 if a guarantee is broken, or a mutant of the protocol is not caught.
     """
     from chaos.crash_states import campaign
+    from chaos.report import report_dir, write_report
 
+    directory = report_dir(out, "crash-states")
     print(f"seed {seed}", file=sys.stderr)
     with ended_by_signals(), _progress(states) as told:
         found = campaign.timed(
@@ -50,36 +56,39 @@ def crash_states(
                 seed=seed, states=states, jobs=jobs or len(os.sched_getaffinity(0)), peers=peers, told=told
             )
         )
+    verdicts = campaign.verdicts(found)
+    command = f"lastgood chaos crash-states --seed {seed} --states {states}{' --peers' if peers else ''}"
+    page = write_report(directory, title="Crash states", command=command, seed=seed, verdicts=verdicts)
     if as_json:
-        print(json.dumps(campaign.as_json(found), indent=2))
+        print(json.dumps(campaign.as_json(found) | {"report": str(page)}, indent=2))
     else:
-        _write(found, Console())
-    raise typer.Exit(exit_code(campaign.verdicts(found)))
+        _write(found, verdicts, Console())
+        print(f"report: {page}")
+    raise typer.Exit(exit_code(verdicts))
 
 
-def _write(found: "Findings", console: Console) -> None:
-    from chaos.crash_states import campaign
-
+def _write(found: "Findings", verdicts: list[Verdict], console: Console) -> None:
     table = Table(title=f"States after a power loss, {found.seconds:.0f} s")
     for column in ("", "runs", "states", "classes", "violations"):
         table.add_column(column, justify="left" if not column else "right")
     rows = [(f"all of {ranks} ranks", tally) for ranks, tally in sorted(found.small.items())]
-    for name, tally in (*rows, ("drawn", found.drawn), ("together", found.total)):
+    for name, tally in (*rows, ("on object storage", found.objects), ("drawn", found.drawn), ("together", found.total)):
         numbers = (tally.recordings, len(tally.states), len(tally.classes), tally.violations)
         table.add_row(name, *(f"{number:,}" for number in numbers))
     console.print(table)
-    table = Table(title="Mutants, peers, and what was left out")
+    table = Table(title="Mutants and peers")
     for column in ("", "outcome", "what was seen"):
         table.add_column(column)
-    for verdict in campaign.verdicts(found)[1:]:
+    ours = [verdict for verdict in verdicts if verdict.name.startswith("states")]
+    for verdict in (one for one in verdicts if one not in ours):
         facts = verdict.facts
         outcome = ("caught" if facts["caught"] else "NOT CAUGHT") if "caught" in facts else verdict.outcome.value
         if verdict.name.startswith("peer") and not facts["skipped"]:
             outcome = f"{facts['violations']} of {facts['states']}"
         table.add_row(verdict.name, outcome, verdict.detail)
     console.print(table)
-    for verdict in campaign.verdicts(found)[:1]:
-        console.print(f"{verdict.outcome.value}: {verdict.detail}", highlight=False)
+    for verdict in ours:
+        console.print(f"{verdict.name}: {verdict.outcome.value}: {verdict.detail}", highlight=False)
 
 
 @contextmanager

@@ -6,16 +6,18 @@ Mutants of the protocol override its methods (mutants.py).
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from chaos.crash_states.record import RecordingStore
+from chaos.crash_states.object_record import RecordingObjectStore
+from chaos.crash_states.record import Log, RecordingStore
+from chaos.crash_states.requests import RequestLog
 from orchestrator import recovery
 from orchestrator.archive import GENERATIONS_DIR, RunArchive, ScanResult
 from orchestrator.decide.commit import Commit, CommitMachine, Persist
 from orchestrator.decide.lineage import GenerationRecord
 from orchestrator.generation_file import generation_bytes
 from orchestrator.housekeeping import Housekeeping
-from orchestrator.observe.ledger import DURABLE_KINDS, LEDGER_FILE, Ledger, committed_checkpoints, read_ledger
+from orchestrator.observe.ledger import DURABLE_KINDS, LEDGER_FILE, Ledger, committed_checkpoints, parse_ledger
 from workers.checkpoint.digests import image_digests
 from workers.checkpoint.header import parse_header
 from workers.checkpoint.manifest import (
@@ -27,6 +29,7 @@ from workers.checkpoint.manifest import (
     shard_file,
 )
 from workers.checkpoint.persist import ReadBack, write_shard
+from workers.checkpoint.store import Store
 
 if TYPE_CHECKING:
     from chaos.crash_states.scenario import Course
@@ -35,30 +38,30 @@ if TYPE_CHECKING:
 class MarkingArchive(RunArchive):
     """Marks what begins and what has returned."""
 
-    def __init__(self, store: RecordingStore, course: "Course") -> None:
+    def __init__(self, store: Store, course: "Course") -> None:
         super().__init__(store, clock=course.clock)
         self._course = course
 
     def create_generation(self, record: GenerationRecord, *, seen: ScanResult) -> tuple[GenerationRecord, ...]:
         facts = {"number": record.number, "parent": record.parent}
-        self._course.expected[f"{GENERATIONS_DIR}/{record.number:08d}.json"] = generation_bytes(record)
-        self._course.log.mark("generation begins", **facts)
+        self._course.expect(f"{GENERATIONS_DIR}/{record.number:08d}.json", generation_bytes(record))
+        self._course.mark("generation begins", **facts)
         records = super().create_generation(record, seen=seen)
-        self._course.log.mark("generation created", **facts)
+        self._course.mark("generation created", **facts)
         return records
 
     def commit(self, manifest: Manifest, *, my_generation: int | None = None) -> None:
         self.expect(manifest)
         super().commit(manifest, my_generation=my_generation)
-        self._course.log.mark("committed", name=manifest.name)
+        self._course.mark("committed", name=manifest.name)
 
     def expect(self, manifest: Manifest) -> None:
         """A commit begins."""
-        self._course.expected[f"{checkpoint_dir(manifest.name)}/{MANIFEST_FILE}"] = manifest.to_bytes()
-        self._course.log.mark("commit begins", name=manifest.name)
+        self._course.expect(f"{checkpoint_dir(manifest.name)}/{MANIFEST_FILE}", manifest.to_bytes())
+        self._course.mark("commit begins", name=manifest.name)
 
     def delete(self, name: str, *, my_generation: int) -> bool:
-        self._course.log.mark("delete begins", name=name)
+        self._course.mark("delete begins", name=name)
         return super().delete(name, my_generation=my_generation)
 
 
@@ -74,9 +77,9 @@ class Driver:
         self.keepers = [self.open_store() for _ in range(course.plan.ranks)]
         self.archive = self.archive_kind(self.store, course)
         self.prepare()
-        ledger = course.root / LEDGER_FILE
-        self.committed = set(committed_checkpoints(read_ledger(ledger))) if ledger.exists() else set()
-        self.ledger = Ledger(ledger, clock=course.clock, store=self.store)
+        told = self.store.read_bytes(LEDGER_FILE) if self.store.exists(LEDGER_FILE) else b""
+        self.committed = set(committed_checkpoints(parse_ledger(told)))
+        self.ledger = Ledger(Path(LEDGER_FILE), clock=course.clock, store=self.store)
         self.ledger.listen(self._recorded)
         self.ledger.append("coordinator", driver="driver", resumed=False, pid=1)
         self.machine = CommitMachine()
@@ -91,9 +94,9 @@ class Driver:
         self.generation = 0
         self.step = 0
 
-    def open_store(self) -> RecordingStore:
+    def open_store(self) -> Store:
         """Each process has its own."""
-        return self.store_kind(self.course.root, self.course.log, self.course.before)
+        return self.store_kind(self.course.storage, cast(Log, self.course.log), self.course.before)
 
     def prepare(self) -> None:
         """Make the run directory ready."""
@@ -160,7 +163,7 @@ class Driver:
         for rank in range(self.course.plan.ranks):
             memory, size = self.course.image(rank, step, self.generation)
             images.append(memory[:size])
-            self.course.expected[self.shard_path(name, rank)] = memory[:size]
+            self.course.expect(self.shard_path(name, rank), memory[:size])
         self.course.images[name] = tuple(images)
 
     def persist(self, name: str, rank: int, step: int) -> ShardRecord:
@@ -210,8 +213,17 @@ class Driver:
 
     def _recorded(self, entry: Mapping[str, Any]) -> None:
         if entry["kind"] in DURABLE_KINDS:
-            self.course.log.mark("recorded", seq=entry["seq"])
+            self.course.mark("recorded", seq=entry["seq"])
 
     def shard_path(self, name: str, rank: int) -> str:
         """Of a rank's shard."""
         return f"{checkpoint_dir(name)}/{shard_file(rank, self.course.plan.ranks)}"
+
+
+class ObjectDriver(Driver):
+    """The same on object storage."""
+
+    object_store_kind: type[RecordingObjectStore] = RecordingObjectStore
+
+    def open_store(self) -> Store:
+        return self.object_store_kind(self.course.storage, cast(RequestLog, self.course.log), self.course.before)

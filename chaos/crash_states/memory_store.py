@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Union
 
 from chaos.crash_states.enumerate import Tree
-from workers.checkpoint.files import AppendFile, StoreFile
+from workers.checkpoint.files import AppendFile, StoreFile, WritableFile
 from workers.checkpoint.store import LocalStore
 
 _Folder = dict[str, Union["_Folder", "MemoryFile"]]
@@ -17,7 +17,7 @@ _FREE_BYTES = 1 << 40
 
 
 class MemoryFile:
-    """A file's bytes, and an open file of it: StoreFile and AppendFile."""
+    """A file's bytes, and an open file of it: WritableFile and AppendFile."""
 
     def __init__(self, content: bytes = b"") -> None:
         self.content = content
@@ -88,7 +88,7 @@ class MemoryStore(LocalStore):
         if not isinstance(folder.setdefault(name, {}), dict):
             raise _taken(path)
 
-    def open_new(self, path: str, *, direct: bool = False) -> StoreFile:
+    def open_new(self, path: str, *, direct: bool = False) -> WritableFile:
         folder, name = self._place(path)
         if name in folder:
             raise _taken(path)

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from chaos.crash_states.driver import Driver, MarkingArchive
 from chaos.crash_states.memory_store import MemoryStore
 from chaos.crash_states.ops import Resize, SyncFile, Write
-from chaos.crash_states.record import RecordedFile, RecordingStore
+from chaos.crash_states.record import Log, RecordedFile, RecordingStore
 from orchestrator.decide.commit import Persist
 from orchestrator.observe.ledger import LEDGER_FILE
 from workers.checkpoint.digests import image_digests
@@ -53,11 +53,11 @@ def mutants() -> tuple[Mutant, ...]:
         Mutant("files are written under their final names", _with(_InPlace)),
         Mutant("a generation's file is written in place", _with(_GenerationInPlace)),
         Mutant("a retry overwrites in place", _OverwritesInPlace),
-        Mutant("the manifest comes before the shards", _ManifestFirst),
-        Mutant("the commit does not wait for all receipts", _CommitsBeside),
+        Mutant("the manifest comes before the shards", ManifestFirst),
+        Mutant("the commit does not wait for all receipts", CommitsBeside),
         Mutant("the manifest has no digests", _ManifestWithoutDigests),
-        Mutant("the ledger says committed before it is", _LedgerFirst),
-        Mutant("the old checkpoint goes before the commit", _CleansUpFirst, {"keep_last": 1}),
+        Mutant("the ledger says committed before it is", LedgerFirst),
+        Mutant("the old checkpoint goes before the commit", CleansUpFirst, {"keep_last": 1}),
         Mutant("a checkpoint is deleted where it is", _DeletesInPlace, {"keep_last": 1}),
         Mutant("a deleted checkpoint's rename is not fsynced", _with(_ForgetfulRename), {"keep_last": 1}),
         Mutant(
@@ -177,9 +177,10 @@ class _OverwritesInPlace(Driver):
     def conclude(self, name: str, persist: Persist, receipts: dict[int, ShardRecord]) -> None:
         super().conclude(name, persist, receipts)
         for rank in range(self.course.plan.ranks):
-            node = self.course.log.node(self.shard_path(name, rank))
+            log = cast(Log, self.course.log)
+            node = log.node(self.shard_path(name, rank))
             content = self.course.images[name][rank]  # equal bytes: the run is deterministic
-            self.course.log.add(Resize(node, 0), Write(node, 0, content), SyncFile(node))
+            log.add(Resize(node, 0), Write(node, 0, content), SyncFile(node))
 
 
 class _WithoutReceipts(Driver):
@@ -204,13 +205,13 @@ class _WithoutReceipts(Driver):
         self.store.write_atomic(f"{checkpoint_dir(manifest.name)}/{MANIFEST_FILE}", manifest.to_bytes())
 
     def finish(self, manifest: Manifest) -> None:
-        self.course.log.mark("committed", name=manifest.name)
+        self.course.mark("committed", name=manifest.name)
         self.record_commit(manifest)
         self.machine = type(self.machine)()
         self.machine.generation_started(self.archive.scan(manifests=False).generations, at=0.0)
 
 
-class _ManifestFirst(_WithoutReceipts):
+class ManifestFirst(_WithoutReceipts):
     def write_shards(self, name: str, persist: Persist, beside: Sequence[Callable[[], None]]) -> None:
         manifest = self.manifest(persist, self.receipts(name, persist))
         self.expect_shards(name, persist.step)
@@ -222,7 +223,7 @@ class _ManifestFirst(_WithoutReceipts):
         self.persist(name, rank, step)
 
 
-class _CommitsBeside(_ManifestFirst):
+class CommitsBeside(ManifestFirst):
     def write_shards(self, name: str, persist: Persist, beside: Sequence[Callable[[], None]]) -> None:
         manifest = self.manifest(persist, self.receipts(name, persist))
         self.expect_shards(name, persist.step)
@@ -245,13 +246,13 @@ class _ManifestWithoutDigests(Driver):
         return super().manifest(persist, tuple(bare))
 
 
-class _LedgerFirst(Driver):
+class LedgerFirst(Driver):
     def commit(self, manifest: Manifest) -> None:
         self.record_commit(manifest)
         self.archive.commit(manifest, my_generation=self.generation)
 
 
-class _CleansUpFirst(Driver):
+class CleansUpFirst(Driver):
     def commit(self, manifest: Manifest) -> None:
         for name in sorted(self.committed):
             self.archive.delete(name, my_generation=self.generation)
@@ -262,8 +263,8 @@ class _CleansUpFirst(Driver):
 class _DeletesInPlace(Driver):
     class _Archive(MarkingArchive):
         def delete(self, name: str, *, my_generation: int) -> bool:
-            self._course.log.mark("delete begins", name=name)
-            self._store.remove_tree(checkpoint_dir(name))
+            self._course.mark("delete begins", name=name)
+            cast(RecordingStore, self._store).remove_tree(checkpoint_dir(name))
             return True
 
     archive_kind = _Archive
@@ -271,7 +272,7 @@ class _DeletesInPlace(Driver):
 
 class _ReliesTooEarly(Driver):
     class _Archive(MarkingArchive):
-        def _make_durable(self, name: str) -> None:
+        def _rely_on(self, name: str, generation: int) -> None:
             """Left out."""
 
     archive_kind = _Archive

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from chaos.crash_states.ops import Mark, Op
+from chaos.crash_states.ops import Mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Promise:
         return self
 
 
-def promises(ops: Iterable[Op]) -> list[Promise]:
+def promises(ops: Iterable[object]) -> list[Promise]:
     """Before the first operation, and after each."""
     found = [Promise()]
     for op in ops:

@@ -23,7 +23,7 @@ from chaos.crash_states.ops import (
     Unlink,
     Write,
 )
-from workers.checkpoint.files import AppendFile, StoreFile
+from workers.checkpoint.files import AppendFile, WritableFile
 from workers.checkpoint.store import LocalStore
 
 _UNIQUE = re.compile(r"\.([0-9a-f]{32})\.tmp$")
@@ -120,7 +120,7 @@ class RecordingStore(LocalStore):
 
     file_kind: "type[RecordedFile]"
 
-    def __init__(self, root: Path, log: Log, before: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, root: Path, log: Log, before: Callable[[], object] = lambda: None) -> None:
         super().__init__(root)
         self.log = log
         self.before = before
@@ -137,7 +137,7 @@ class RecordingStore(LocalStore):
             self.log.leftover(path, ".probe.tmp")
         return names
 
-    def open_new(self, path: str, *, direct: bool = False) -> StoreFile:
+    def open_new(self, path: str, *, direct: bool = False) -> WritableFile:
         self.before()
         return self.file_kind(super().open_new(path, direct=direct), self, self.log.make(path))
 
@@ -183,9 +183,9 @@ class RecordingStore(LocalStore):
 
 
 class RecordedFile:
-    """A StoreFile."""
+    """A WritableFile."""
 
-    def __init__(self, inner: StoreFile, store: RecordingStore, node: str) -> None:
+    def __init__(self, inner: WritableFile, store: RecordingStore, node: str) -> None:
         self.inner = inner
         self.store = store
         self.node = node

@@ -15,18 +15,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
+from obstore.store import MemoryStore as Client
 
-from chaos.crash_states.driver import Driver
+from chaos.crash_states.driver import Driver, ObjectDriver
 from chaos.crash_states.ops import Op
 from chaos.crash_states.record import Log
+from chaos.crash_states.requests import Event, RequestLog
 from chaos.crash_states.turns import Killed, Turns
 from orchestrator.observe.ledger import LEDGER_THREAD
 from workers.checkpoint import header, image
 from workers.checkpoint.tensors import CapturedState, NamedTensor
 
+OpT = TypeVar("OpT", Op, Event)
 Order = Literal["drawn", "one by one", "in step"]
 _STEPS_APART = 10
 TINY_BYTES = 1024
@@ -52,42 +55,67 @@ class Plan:
     killed_after: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
-    """`expected`: what is to be under each final name, by path. `images`: of each checkpoint, each rank's shard."""
+@dataclass(frozen=True, kw_only=True)
+class Recording(Generic[OpT]):
+    """`expected`: what may be under each final name, by path: the last one once it was created. `images`: of each
+    checkpoint, each rank's shard. `calls`: after how many operations the first driver could have been killed."""
 
     plan: Plan
-    ops: tuple[Op, ...]
-    expected: dict[str, bytes] = field(default_factory=dict)
+    ops: tuple[OpT, ...]
+    calls: int = 0
+    expected: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
     images: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
 
 
-class Course:
-    """What a recorded run shares between its drivers: the directory, the log, the turns, the clock, the states."""
+class OpLog(Protocol):
+    """What was done to storage so far, with marks in between."""
 
-    def __init__(self, plan: Plan, root: Path, *, killable: bool = True) -> None:
+    ops: list[Any]
+
+    def mark(self, kind: str, **facts: Any) -> None:
+        """Something that is no operation happened."""
+
+
+class Course:
+    """What a recorded run shares between its drivers: the storage, the log, the turns, the clock, the states."""
+
+    def __init__(self, plan: Plan, storage: Any, log: OpLog, *, killable: bool = True) -> None:
         self.plan = plan
-        self.root = root
-        self.log = Log()
+        self.storage = storage
+        self.log = log
         self.turns = Turns(_picker(plan))
-        self.expected: dict[str, bytes] = {}
+        self.calls = 0
+        self.expected: dict[str, tuple[bytes, ...]] = {}
         self.images: dict[str, tuple[bytes, ...]] = {}
         self._left = plan.killed_after if killable else None
         self._ticks = itertools.count(1764000000)
+
+    def expect(self, path: str, content: bytes) -> None:
+        """A file is about to get this name."""
+        self.expected[path] = (*(known for known in self.expected.get(path, ()) if known != content), content)
 
     def clock(self) -> float:
         """Counts, so that equal runs have equal records."""
         return float(next(self._ticks))
 
-    def before(self) -> None:
-        """Called before each operation of a process."""
+    def before(self) -> bool:
+        """Called before each operation of a process. False for the ledger's thread when the process is gone: its
+        caller waits for it, and is killed before it does anything more."""
         self.turns.wait()
+        self.calls += 1
         if self._left is None:
-            return
+            return True
         self._left -= 1
-        # The ledger's thread ends its line: its caller waits for it, and is killed before it does anything more.
-        if self._left < 0 and threading.current_thread().name != LEDGER_THREAD:
+        if self._left >= 0:
+            return True
+        if threading.current_thread().name != LEDGER_THREAD:
             raise Killed
+        return False
+
+    def mark(self, kind: str, **facts: Any) -> None:
+        """Something that is no operation happened; to nobody, if the process is gone."""
+        if self._left is None or self._left >= 0:
+            self.log.mark(kind, **facts)
 
     def revive(self) -> None:
         """Whoever comes now is not killed."""
@@ -121,21 +149,31 @@ def state_of(plan: Plan, rank: int, step: int, generation: int) -> CapturedState
     return CapturedState(tensors=tensors, document={"rank": rank, "progress": {"step": step}})
 
 
-def record(plan: Plan, kind: type[Driver] = Driver, *, scratch: Path | None = None) -> Recording:
+def record(plan: Plan, kind: type[Driver] = Driver, *, scratch: Path | None = None) -> Recording[Op]:
     """Carry out a plan in a directory of its own, below `scratch`. `kind`: with another protocol than the real one."""
     with tempfile.TemporaryDirectory(prefix="lastgood-crash-states-", dir=scratch) as folder:
-        course = Course(plan, Path(folder))
-        try:
-            first = kind(course)
-            first.begin("start")
-            _save(course, first, plan.saves[0])
-        except Killed:
-            pass
-        course.revive()
-        second = kind(course)
-        second.begin("failure", back=plan.back)
-        _save(course, second, plan.saves[1])
-        return Recording(plan=plan, ops=tuple(course.log.ops), expected=course.expected, images=course.images)
+        return _carry_out(Course(plan, Path(folder), Log()), kind)
+
+
+def record_requests(plan: Plan, kind: type[Driver] = ObjectDriver) -> Recording[Event]:
+    """Carry out a plan in a bucket of its own, in memory."""
+    return _carry_out(Course(plan, Client(), RequestLog()), kind)
+
+
+def _carry_out(course: Course, kind: type[Driver]) -> Recording[Any]:
+    plan = course.plan
+    try:
+        first = kind(course)
+        first.begin("start")
+        _save(course, first, plan.saves[0])
+    except Killed:
+        pass
+    calls = course.calls
+    course.revive()
+    second = kind(course)
+    second.begin("failure", back=plan.back)
+    _save(course, second, plan.saves[1])
+    return Recording(plan=plan, ops=tuple(course.log.ops), calls=calls, expected=course.expected, images=course.images)
 
 
 def _pack(memory: mmap.mmap, size: int) -> int:

@@ -6,7 +6,7 @@ A task is a function of its arguments alone, so that it can run in any process, 
 import os
 import random
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from chaos.crash_states.check import Judge, Verdict, check
 from chaos.crash_states.enumerate import State, Tree, all_states, digest_of, draw, visible
 from chaos.crash_states.model import Situation, situations
 from chaos.crash_states.mutants import Mutant, mutants
-from chaos.crash_states.ops import Leftover, Mark, Rename, describe
+from chaos.crash_states.ops import Leftover, Mark, Op, Rename, describe
 from chaos.crash_states.promises import Promise, promises
 from chaos.crash_states.scenario import TINY_BYTES, Order, Plan, Recording, record
 from workers.checkpoint.manifest import MANIFEST_FILE
@@ -55,7 +55,7 @@ class Tally:
         self.violations += other.violations
         self.examples = (self.examples + other.examples)[:_EXAMPLES_MAX]
 
-    def violated(self, guarantee: str, detail: str, plan: Plan, situation: Situation) -> None:
+    def violated(self, guarantee: str, detail: str, plan: Plan, operations: int, last: str) -> None:
         """Count it, and keep the first ones."""
         self.violations += 1
         if len(self.examples) < _EXAMPLES_MAX:
@@ -64,8 +64,8 @@ class Tally:
                     "guarantee": guarantee,
                     "detail": detail,
                     "plan": asdict(plan),
-                    "operations": situation.operations,
-                    "last": describe(situation.last) if situation.last is not None else "",
+                    "operations": operations,
+                    "last": last,
                 }
             )
 
@@ -114,7 +114,7 @@ def look_at_all(plans: Sequence[Plan], part: int, parts: int) -> Tally:
                 key = (state.digest, promise)
                 if state.digest[0] % parts == part and key not in judged:
                     judged.add(key)
-                    _judge(tally, recording.plan, situation, state, judge.check(state.tree, promise))
+                    judge_state(tally, plan, *_when(situation), state, judge.check(state.tree, promise))
     return tally
 
 
@@ -130,13 +130,13 @@ def look_at_some(seed: int, draws: int = DRAWS) -> Tally:
             continue
         judged.add((state.digest, promise))
         verdict = judge.check(state.tree, promise)
-        _judge(tally, plan, situation, state, verdict)
+        judge_state(tally, plan, *_when(situation), state, verdict)
         if tally.on_disk < _ON_DISK:
             tally.on_disk += 1
             on_disk = _check_on_disk(state.tree, recording, promise)
             if on_disk != verdict:
                 told = f"in memory it comes to {verdict}, on disk to {on_disk}"
-                tally.violated("the same on disk", told, plan, situation)
+                tally.violated("the same on disk", told, plan, *_when(situation))
     return tally
 
 
@@ -157,17 +157,11 @@ def look_at_mutant(index: int, seed: int) -> dict[str, Any]:
                     continue
                 judged.add((state.digest, promise))
                 looked += 1
-                for violation in judge.check(state.tree, promise).violations:
-                    last = describe(situation.last) if situation.last is not None else ""
-                    return {
-                        "name": mutant.name,
-                        "caught": True,
-                        "states": looked,
-                        "guarantee": violation.guarantee,
-                        "detail": violation.detail,
-                        "after": f"operation {situation.operations}: {last}",
-                    }
-    return {"name": mutant.name, "caught": False, "states": looked, "guarantee": "", "detail": "", "after": ""}
+                tally = Tally()
+                judge_state(tally, plan, *_when(situation), state, judge.check(state.tree, promise))
+                if tally.examples:
+                    return caught(mutant.name, looked, tally.examples[0])
+    return caught(mutant.name, looked, None)
 
 
 def scratch() -> Path | None:
@@ -196,7 +190,7 @@ def _plans_of(mutant: Mutant, seed: int) -> Iterable[Plan]:
             yield replace(plan, killed_after=after)
 
 
-def kills_in_commit(recording: Recording) -> Iterable[int]:
+def kills_in_commit(recording: Recording[Op]) -> Iterable[int]:
     """Kills around the moment when the manifest gets its name. A plan counts calls, of which some record nothing."""
     calls = 0
     for op in recording.ops:
@@ -206,7 +200,7 @@ def kills_in_commit(recording: Recording) -> Iterable[int]:
     return range(calls, calls + 6)
 
 
-def _drawn(recording: Recording, rng: random.Random, draws: int) -> Iterator[tuple[Situation, int, State]]:
+def _drawn(recording: Recording[Op], rng: random.Random, draws: int) -> Iterator[tuple[Situation, int, State]]:
     found = list(situations(recording.ops))
     # Where more is not durable there are more states.
     weights = [
@@ -217,15 +211,34 @@ def _drawn(recording: Recording, rng: random.Random, draws: int) -> Iterator[tup
         yield found[at], at, draw(found[at], rng)
 
 
-def _judge(tally: Tally, plan: Plan, situation: Situation, state: State, verdict: Verdict) -> None:
+def judge_state(tally: Tally, plan: Plan, operations: int, last: str, state: State, verdict: Verdict) -> None:
+    """Count it, and what is wrong with it."""
     tally.checks += 1
     tally.states.add(state.digest)
     tally.classes.add(digest_of(visible(state.tree)))
     for violation in verdict.violations:
-        tally.violated(violation.guarantee, violation.detail, plan, situation)
+        tally.violated(violation.guarantee, violation.detail, plan, operations, last)
 
 
-def _check_on_disk(tree: Tree, recording: Recording, promise: Promise) -> Verdict:
+def caught(name: str, looked: int, example: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What is reported of a mutant: `example` is the violation that it was caught by, if it was."""
+    if example is None:
+        return {"name": name, "caught": False, "states": looked, "guarantee": "", "detail": "", "after": ""}
+    return {
+        "name": name,
+        "caught": True,
+        "states": looked,
+        "guarantee": example["guarantee"],
+        "detail": example["detail"],
+        "after": f"operation {example['operations']}: {example['last']}",
+    }
+
+
+def _when(situation: Situation) -> tuple[int, str]:
+    return situation.operations, describe(situation.last) if situation.last is not None else ""
+
+
+def _check_on_disk(tree: Tree, recording: Recording[Op], promise: Promise) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="lastgood-crash-state-") as folder:
         lay_out(tree, Path(folder))
         return check(tree, recording, promise, LocalStore(Path(folder)))

@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,9 +69,9 @@ def matrix(
     jobs = 1 if with_ray else jobs or 2 * len(os.sched_getaffinity(0))
     _require_environment(jobs)
     os.environ.update(ONE_THREAD)  # what is imported next starts threads otherwise, and then nothing can be forked
-    from chaos.report import run_timeline, write_report
+    from chaos.report import report_dir, run_timeline, write_report
 
-    settings = Settings(out=_directory(out), seed=seed, jobs=jobs, supervised=with_ray)
+    settings = Settings(out=report_dir(out, "matrix"), seed=seed, jobs=jobs, supervised=with_ray)
     command = _command(seed=seed, only=only, sizes=sizes, with_ray=with_ray)
     console = Console(file=sys.stderr, highlight=False)
     console.print(f"seed {seed}: {len(cells)} cells, {jobs} at a time, in {settings.out}", markup=False, soft_wrap=True)
@@ -120,17 +119,6 @@ def _command(*, seed: int, only: str | None, sizes: tuple[int, ...], with_ray: b
     if only is not None:
         words += ["--only", only]
     return shlex.join(words)
-
-
-def _directory(out: Path | None) -> Path:
-    if out is None:
-        return Path(tempfile.mkdtemp(prefix="lastgood-matrix-"))
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            return out.resolve()
-    except OSError as error:
-        raise EnvironmentProblem(f"--out: {out} cannot be written ({error.strerror}); choose another one") from None
 
 
 def _require_environment(jobs: int) -> None:

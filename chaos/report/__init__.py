@@ -2,7 +2,7 @@
 
 from chaos.report.from_ledger import run_timeline
 from chaos.report.timeline import Lane, Mark, MarkKind, Span, SpanKind, Timeline
-from chaos.report.write import HTML_FILE, JSON_FILE, JUNIT_FILE, write_report
+from chaos.report.write import HTML_FILE, JSON_FILE, JUNIT_FILE, report_dir, write_report
 
 __all__ = [
     "HTML_FILE",
@@ -14,6 +14,7 @@ __all__ = [
     "Span",
     "SpanKind",
     "Timeline",
+    "report_dir",
     "run_timeline",
     "write_report",
 ]

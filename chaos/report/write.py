@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -13,11 +14,27 @@ from chaos.report.junit import junit_xml
 from chaos.report.page import page_html
 from chaos.report.timeline import Timeline
 from chaos.verdict import Verdict, counts
+from workers.errors import EnvironmentProblem
 
 FORMAT_VERSION = 1
 JSON_FILE = "report.json"
 JUNIT_FILE = "junit.xml"
 HTML_FILE = "report.html"
+
+
+def report_dir(out: Path | None, kind: str) -> Path:
+    """Where a report of this kind goes: `out`, as given with --out, or a new temporary directory.
+
+    Raises EnvironmentProblem if nothing can be written there: better now than after hours.
+    """
+    if out is None:
+        return Path(tempfile.mkdtemp(prefix=f"lastgood-{kind}-"))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            return out.resolve()
+    except OSError as error:
+        raise EnvironmentProblem(f"--out: {out} cannot be written ({error.strerror}); choose another one") from None
 
 
 def write_report(

@@ -4,7 +4,8 @@ Invariants:
 - The newest state on the lineage that nothing speaks against: a committed checkpoint, or a set of snapshots in memory,
   which comes first where both hold the same.
 - Never a fresh start beside a committed checkpoint, good or bad, on the lineage or not: that would lose the run in
-  silence.
+  silence. One exception: a run that began afresh beside an unfinished save may do so again when that save's commit has
+  arrived late, from a driver that was gone or stopped by then.
 - Nor where saves never complete: if one generation left unfinished saves of several steps, the run went on past a save
   that failed, and after the next failure would do all that work again, for nothing.
 - A state on probation, and what came out of it, is passed over for one before it, wherever it lies now. If there is
@@ -97,14 +98,15 @@ def choose(
                 return Restore(name=rung.name, generation=rung.generation, step=rung.step, passed=tuple(passed))
             if memory is None or rung.name != memory.name or (rung.generation, rung.step) not in committed:
                 passed.append((rung.name, against[rung.name]))  # else the same state follows, as a checkpoint
-    if checkpoints:
+    late = _late_commits(generations, checkpoints)
+    if any(checkpoint not in late for checkpoint in checkpoints):
         named = {name for name, _ in passed}
         rolled_back = _newest_first(checkpoint for checkpoint in checkpoints if checkpoint.name not in named)
         highest = chain(generations, checkpoints)[0].generation
         off_lineage = f"belongs to a timeline that generation {highest} does not continue"
         found = [*passed, *((one.name, rejected.get(one.name, off_lineage)) for one in rolled_back)]
         return NothingVerifies(found=tuple(found))
-    names = tuple(attempt.name for attempt in _newest_first(unfinished))
+    names = tuple(attempt.name for attempt in _newest_first((*unfinished, *late)))
     if _saves_never_complete(unfinished):
         return NothingVerifies(found=tuple((name, "its save never completed") for name in names))
     return Fresh(unfinished=names)
@@ -130,6 +132,18 @@ def _with_descendants(
     return {
         rung.name: suspects[states[state]] if state in states else came_from for rung, state in found if state >= oldest
     }
+
+
+def _late_commits(
+    generations: Sequence[GenerationRecord], checkpoints: Iterable[CheckpointRecord]
+) -> list[CheckpointRecord]:
+    """Those that were unfinished when the run that goes on now began afresh."""
+    records = {record.number: record for record in generations}
+    path = chain(generations, checkpoints)
+    root = records.get(path[-1].generation) if path else None
+    if root is None or root.source != "fresh":
+        return []
+    return [checkpoint for checkpoint in checkpoints if checkpoint.name in root.unfinished]
 
 
 def _saves_never_complete(unfinished: Iterable[CheckpointRecord]) -> bool:

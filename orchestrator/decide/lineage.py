@@ -31,7 +31,8 @@ class GenerationRecord:
     counts finished steps, 0 for a fresh start. `source` says where the state came from; "unknown" stands for a file
     that cannot be read. `reason` says why the generation began. `created_at` is in seconds since the epoch. `skip` are
     the global batches, as (epoch, batch) and sorted, that are passed over from here on: all that this generation's
-    predecessors skipped, and new ones.
+    predecessors skipped, and new ones. `unfinished`, of a fresh start: the save attempts that were there and not
+    committed, or committed too late for an earlier fresh start.
     """
 
     number: int
@@ -44,6 +45,7 @@ class GenerationRecord:
     created_at: float
     world_size: int
     skip: tuple[tuple[int, int], ...] = ()
+    unfinished: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from workers.checkpoint.header import parse_header
 from workers.checkpoint.manifest import MANIFEST_FILE, Manifest, ShardRecord, checkpoint_dir
 from workers.checkpoint.persist import ReadBack, write_shard
 from workers.checkpoint.slots import Slot
-from workers.checkpoint.store import LocalStore
+from workers.checkpoint.store import Store
 from workers.checkpoint.tensors import CapturedState, NamedTensor
 
 
@@ -37,7 +37,7 @@ def write_image(state: CapturedState) -> tuple[Slot, int]:
 
 
 def write_shard_of(
-    store: LocalStore,
+    store: Store,
     checkpoint: str,
     slot: Slot,
     rank: int = 0,
@@ -62,7 +62,7 @@ def write_shard_of(
 
 
 def save_shards(
-    store: LocalStore,
+    store: Store,
     states: list[CapturedState],
     checkpoint: str,
     read_back: ReadBack | None = ReadBack(),  # noqa: B008  # frozen
@@ -92,7 +92,7 @@ def make_manifest(shards: tuple[ShardRecord, ...], step: int = 120) -> Manifest:
     )
 
 
-def save(store: LocalStore, states: list[CapturedState], step: int = 120) -> Manifest:
+def save(store: Store, states: list[CapturedState], step: int = 120) -> Manifest:
     """A committed checkpoint."""
     name = make_manifest((), step).name
     manifest = make_manifest(save_shards(store, states, name), step)

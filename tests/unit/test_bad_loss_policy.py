@@ -124,7 +124,7 @@ def test_ranks_that_find_it_in_the_same_step_are_one_failure_whoever_is_heard_fi
 def create(archive: RunArchive, *, skip: set[BatchId], driver: str = "d") -> tuple[BatchId, ...]:
     created = recovery.create_generation(
         archive,
-        run_dir=archive.root,
+        run_dir=Path("run"),
         committed=(),
         driver=driver,
         reason="failure",

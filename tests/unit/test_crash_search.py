@@ -1,25 +1,30 @@
 """All states of a small run recover, larger ones are drawn, and every mutant of the protocol is caught."""
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
-from chaos.crash_states import campaign, search
+from chaos.crash_states import campaign, object_search, search
 from chaos.crash_states.check import GUARANTEES, Judge
+from chaos.crash_states.command import crash_states
 from chaos.crash_states.enumerate import Tree, draw
 from chaos.crash_states.model import Fate, content, situations
 from chaos.crash_states.mutants import mutants
+from chaos.crash_states.object_mutants import object_mutants
 from chaos.crash_states.ops import ROOT, Make, Mark, SyncDir, describe
 from chaos.crash_states.promises import promises
-from chaos.crash_states.scenario import Plan, Recording, record
+from chaos.crash_states.scenario import Plan, Recording, record, record_requests
 from chaos.crash_states.search import Tally, look_at_all, look_at_mutant, look_at_some
 from chaos.crash_states.turns import Killed, Turns
 from chaos.verdict import Outcome, exit_code
 
 SMALL = Plan(seed=1, ranks=2, saves=(2, 0), shard_bytes=64, keep_last=1, order="in step")
+PLAN_ON_OBJECTS = Plan(seed=1, ranks=2, keep_last=1, order="in step")
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +132,7 @@ def test_the_judge_sees_what_is_damaged(small: Recording) -> None:
     assert judge.check(whole, promise).violations == ()
     (newest,) = promise.kept
     shard = f"checkpoints/{newest}/rank-00001-of-00002.safetensors"
-    right = small.expected[shard]
+    (right,) = small.expected[shard]
     for path, bytes_left, broken in (
         (shard, right[:-1] + bytes([right[-1] ^ 1]), {"never half", "commit means whole", "kept", "never torn"}),
         (shard, right[:-1], {"never half", "commit means whole", "kept", "never lost"}),
@@ -182,15 +187,40 @@ def test_turns_are_taken_as_picked_and_a_kill_reaches_everybody() -> None:
         turns.run([killed, killed])
 
 
-def test_the_report_says_what_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_says_what_was_looked_at(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = replace(PLAN_ON_OBJECTS, saves=(1, 0))
     monkeypatch.setattr(campaign, "mutants", lambda: mutants()[:1])
+    monkeypatch.setattr(campaign, "object_mutants", lambda: object_mutants()[:1])
+    monkeypatch.setattr(search, "small_plans", lambda seed, ranks, drawn: [])
+    monkeypatch.setattr(object_search, "object_plans", lambda seed: [one])
+    with pytest.raises(typer.Exit) as ended:
+        crash_states(states=60, seed=3, jobs=1, out=tmp_path / "report", as_json=True)
+    assert ended.value.exit_code == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["states"] >= 60 and report["violations"] == 0 and report["seconds"] > 0
+    objects = report["object_store"]
+    assert objects["recordings"] == record_requests(one).calls + 1 and objects["states"] > 20
+    assert report["states"] == objects["states"] + report["drawn"]["states"]
+    caught = {mutant["name"]: mutant["caught"] for mutant in report["mutants"]}
+    assert caught == {"no file is fsynced": True, "objects: the manifest comes before the shards": True}
+    assert Path(report["report"]) == tmp_path / "report" / "report.html"
+    written = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert [verdict["name"] for verdict in written["verdicts"]][:2] == [
+        "states after a power loss",
+        "states of object storage",
+    ]
+    assert written["command"] == "lastgood chaos crash-states --seed 3 --states 60"
+    assert "mutant: no file is fsynced" in (tmp_path / "report" / "junit.xml").read_text()
+
+
+def test_how_many_states_were_judged_is_told_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign, "mutants", list)
+    monkeypatch.setattr(campaign, "object_mutants", list)
     told: list[int] = []
-    found = campaign.timed(lambda: campaign.search_all(seed=3, states=60, jobs=1, small=False, told=told.append))
-    report = campaign.as_json(found)
-    assert report["states"] >= 60 and sum(told) == report["states"] and report["violations"] == 0
-    assert [(mutant["name"], mutant["caught"]) for mutant in report["mutants"]] == [("no file is fsynced", True)]
-    assert report["seconds"] > 0 and "no store on object storage" in report["object_store"]["skipped"]
-    assert exit_code(campaign.verdicts(found)) == 0
+    found = campaign.search_all(seed=3, states=60, jobs=1, small=False, told=told.append)
+    assert sum(told) == len(found.total.states) >= 60
 
 
 def test_a_violation_and_an_uncaught_mutant_fail_the_check() -> None:
@@ -201,7 +231,7 @@ def test_a_violation_and_an_uncaught_mutant_fail_the_check() -> None:
     found.mutants.append({**caught, "name": "n", "caught": False, "detail": ""})
     assert exit_code(campaign.verdicts(found)) == 3
     found = campaign.Findings(seed=1, drawn=Tally())
-    found.drawn.violated("kept", "gone", plan, next(situations([])))
+    found.drawn.violated("kept", "gone", plan, 0, "")
     broken = campaign.verdicts(found)[0]
     assert broken.outcome is Outcome.BROKEN and GUARANTEES["kept"] in broken.detail and "--seed 1" in broken.replay
     peer = {"name": "p", "skipped": "", "states": 5, "violations": 2, "detail": "lost", "kinds": {"lost": 2}}

@@ -43,7 +43,7 @@ def steps_of_the_store() -> dict[str, list[str]]:
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
     def steps(name: str) -> list[str]:
-        found = [str(ast.literal_eval(call.args[1])) for call in calls(functions[name], "_hit")]
+        found = [str(ast.literal_eval(call.args[1])) for call in calls(functions[name], "hit_point")]
         inner = steps("_write_temporary") if name != "_write_temporary" else []
         return inner + found
 

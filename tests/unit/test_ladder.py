@@ -1,5 +1,7 @@
 """What to restore from; above all, when not to start afresh."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,6 +93,25 @@ def test_a_checkpoint_of_a_timeline_that_was_left_is_neither_restored_nor_silent
     choice = choose(generations=[generation(1), generation(2)], checkpoints=[OLDER], rejected={})
     assert isinstance(choice, NothingVerifies)
     assert choice.found == ((OLDER.name, "belongs to a timeline that generation 2 does not continue"),)
+
+
+def test_a_run_that_began_afresh_beside_an_unfinished_save_does_so_again_when_that_is_committed_late() -> None:
+    late, other = checkpoint(1, 10), checkpoint(1, 20)
+    again = replace(generation(2), unfinished=(late.name,))
+    afresh = Fresh(unfinished=(late.name,))
+    assert choose(generations=[generation(1), again], checkpoints=[late], rejected={}) == afresh
+    # What was not seen to be unfinished may have been put back by somebody.
+    for generations, checkpoints in (
+        ([generation(1), again], [late, other]),
+        ([generation(1), replace(again, unfinished=())], [late]),
+        ([generation(1), replace(again, source="unknown")], [late]),
+    ):
+        choice = choose(generations=generations, checkpoints=checkpoints, rejected={})
+        assert isinstance(choice, NothingVerifies), (generations, checkpoints)
+    # Once it has saved something itself, that is what counts.
+    mine = checkpoint(2, 10)
+    choice = choose(generations=[generation(1), again], checkpoints=[late, mine], rejected={mine.name: "damaged"})
+    assert isinstance(choice, NothingVerifies) and [name for name, _ in choice.found] == [mine.name, late.name]
 
 
 def test_an_empty_run_starts_afresh() -> None:

@@ -11,29 +11,21 @@ import fcntl
 import mmap
 import os
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 _DIRECT_REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 _SECTOR_BYTES = 512
+_File = TypeVar("_File", "StoreFile", "WritableFile", "NewFile")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class StoreFile(Protocol):
-    """An open file. `direct` is true while reads and writes go past this machine's page cache."""
+    """A file that is open for reading. `direct` is true while that goes past this machine's page cache."""
 
     direct: bool
 
-    def write_at(self, data: memoryview, position: int) -> None:
-        """Write all of `data` at this byte position."""
-
     def read_into(self, buffer: memoryview, position: int) -> int:
         """Read as much as fits from this byte position; returns the number of bytes, less only at the file's end."""
-
-    def truncate(self, size_bytes: int) -> None:
-        """Set the file's length."""
-
-    def sync(self) -> None:
-        """Make contents and length durable."""
 
     def is_cached(self, position: int, size_bytes: int) -> bool:
         """Whether all of this range, from a page boundary to one or to the file's end, is in the page cache."""
@@ -43,6 +35,41 @@ class StoreFile(Protocol):
 
     def close(self) -> None:
         """Close it; nothing is flushed."""
+
+
+class WritableFile(StoreFile, Protocol):
+    """A file with a name that is open for writing too."""
+
+    def write_at(self, data: memoryview, position: int) -> None:
+        """Write all of `data` at this byte position."""
+
+    def truncate(self, size_bytes: int) -> None:
+        """Set the file's length."""
+
+    def sync(self) -> None:
+        """Make contents and length durable."""
+
+
+class NewFile(Protocol):
+    """A file that is being written, and has no name yet. Nothing of it counts until it is published."""
+
+    def write_at(self, data: memoryview, position: int) -> None:
+        """Write all of `data` at this byte position, which is where the last write ended."""
+
+    def truncate(self, size_bytes: int) -> None:
+        """Set the file's length, which may cut off a part of the last write."""
+
+    def sync(self) -> None:
+        """Make contents and length durable, as far as that is possible before the file has a name."""
+
+    def publish(self) -> None:
+        """Give it its name; FileExistsError if that is taken. The name is durable after Store.sync_dir."""
+
+    def discard(self) -> None:
+        """It is not going to be published: delete it, as far as that is possible."""
+
+    def close(self) -> None:
+        """Close it; what was neither published nor discarded may stay, without a name."""
 
 
 class AppendFile(Protocol):
@@ -59,7 +86,7 @@ class AppendFile(Protocol):
 
 
 class LocalFile:
-    """A StoreFile on a POSIX file system. Falls back to the page cache where O_DIRECT is refused."""
+    """A WritableFile on a POSIX file system. Falls back to the page cache where O_DIRECT is refused."""
 
     def __init__(self, descriptor: int, *, direct: bool) -> None:
         self._descriptor = descriptor
@@ -153,7 +180,7 @@ class LocalAppendFile:
 
 
 @contextlib.contextmanager
-def closing_file(file: StoreFile) -> Iterator[StoreFile]:
+def closing_file(file: _File) -> Iterator[_File]:
     """Close the file at the end of the block, also after an error."""
     try:
         yield file

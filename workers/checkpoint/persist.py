@@ -9,7 +9,6 @@ restores); a full disk (the .tmp is removed and the error raised, for another at
 than it was given; file systems without O_DIRECT. A name that exists is never written to.
 """
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping
@@ -114,11 +113,8 @@ def persist(store: Store, path: str, image: memoryview, image_bytes: int, *, con
     if len(image) < rounded:
         raise ValueError(f"the image has {len(image)} bytes of memory, and {rounded} are needed to write whole pages")
     failpoint.hit("persist.create", **context)
-    if store.exists(path):
-        raise FileExistsError(f"{path} exists, and nothing is written twice")
-    temporary = f"{path}.tmp"
     total = -(-rounded // BLOCK_BYTES)
-    with closing_file(store.open_new(temporary, direct=True)) as file:
+    with closing_file(store.begin(path, direct=True)) as file:
         try:
             for index in range(total):
                 start = index * BLOCK_BYTES
@@ -132,11 +128,10 @@ def persist(store: Store, path: str, image: memoryview, image_bytes: int, *, con
             file.sync()
         except OSError:
             # After a failed fsync the pages count as clean, so this file is never to be trusted; or the disk is full.
-            with contextlib.suppress(OSError):
-                store.unlink(temporary)
+            file.discard()
             raise
-    failpoint.hit("persist.rename", **context)
-    store.move(temporary, path)
+        failpoint.hit("persist.rename", **context)
+        file.publish()
     failpoint.hit("persist.dir_fsync", **context)
     store.sync_dir(path.rpartition("/")[0] or ".")
 

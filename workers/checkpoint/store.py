@@ -1,6 +1,7 @@
 """The one seam to storage: every byte of a run directory is written and read through here.
 
-What a local or shared POSIX file system guarantees, and what is built on it:
+`Store` is what the checkpoint code relies on; `LocalStore` gives it on POSIX file systems, `object_store.ObjectStore`
+on object storage. What a local or shared POSIX file system guarantees, and what is built on it:
 - A rename within a file system is atomic; it is durable once the directories are fsynced; file contents only once
   the file is. So: write a temporary file, fsync it, give it its name, fsync the directory, and only then rely on it.
 - A hard link is made or refused as a whole, so of several processes exactly one creates a name (`create_exclusive`).
@@ -26,8 +27,18 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from workers import failpoint
-from workers.checkpoint.files import AppendFile, LocalAppendFile, LocalFile, StoreFile, closing_file
+from workers.checkpoint.files import (
+    AppendFile,
+    LocalAppendFile,
+    LocalFile,
+    NewFile,
+    StoreFile,
+    WritableFile,
+    closing_file,
+)
 
+TRASH_DIR = "trash"
+"""What is set aside, and about to be deleted."""
 _MEMORY_FILE_SYSTEMS = {0x01021994, 0x858458F6}  # tmpfs, ramfs
 
 
@@ -74,26 +85,32 @@ class Store(Protocol):
     def append(self, path: str, data: bytes, *, sync: bool = True) -> None:
         """Append to a file in one write, creating it if need be; a crash may leave a part of `data` at its end."""
 
-    def rename(self, source: str, target: str) -> None:
-        """Rename durably; FileExistsError if the target exists."""
-
-    def remove_tree(self, path: str) -> None:
-        """Delete a directory and all in it, or a file; nothing happens if it is absent."""
-
-    def open_new(self, path: str, *, direct: bool = False) -> StoreFile:
-        """Create a file to write; FileExistsError if the name is taken. `direct` is a wish, see StoreFile.direct."""
+    def begin(self, path: str, *, direct: bool = False) -> NewFile:
+        """Begin a file that gets its name once it is complete; FileExistsError if the name is taken. `direct`: past
+        this machine's page cache, where that is possible."""
 
     def open_existing(self, path: str, *, direct: bool = False) -> StoreFile:
         """Open a file for reading."""
 
-    def move(self, source: str, target: str) -> None:
-        """Rename, not durably yet; FileExistsError if the target exists."""
-
-    def unlink(self, path: str) -> None:
-        """Delete one file."""
-
     def sync_dir(self, path: str) -> None:
         """Make the names in a directory durable."""
+
+    def hold(self, path: str, *, generation: int) -> None:
+        """A generation is going to rely on this directory: all of it is durable, and not to be set aside by an earlier
+        generation, however late its request arrives. FileNotFoundError if it is gone."""
+
+    def set_aside(self, path: str, *, generation: int) -> bool:
+        """Take a directory out of sight, durably and as a whole; then it can be put back, or dropped. False if a later
+        generation holds it; FileNotFoundError if it is gone."""
+
+    def put_back(self, path: str, *, generation: int) -> None:
+        """Undo `set_aside`."""
+
+    def drop(self, path: str) -> None:
+        """Delete a directory that is set aside, and all in it; nothing happens if it is gone."""
+
+    def aside(self, path: str) -> list[str]:
+        """Which directories in this one are set aside and not yet dropped: their names."""
 
     def in_memory(self) -> bool:
         """Whether the root lies on a file system that keeps its files in memory only."""
@@ -111,10 +128,7 @@ class LocalStore:
 
     def local_path(self, path: str) -> Path:
         """Where a path of this store lies; ValueError if it would lie outside of the root."""
-        pure = PurePosixPath(path)
-        if pure.is_absolute() or ".." in pure.parts or "\0" in path:
-            raise ValueError(f"{path!r} is not a path within the run directory")
-        return self.root / pure
+        return self.root / checked_path(path)
 
     def make_dir(self, path: str) -> None:
         if not self.is_dir("."):
@@ -161,7 +175,7 @@ class LocalStore:
     def create_exclusive(self, path: str, data: bytes, *, points: str = "", context: Mapping[str, Any] = {}) -> None:
         temporary = self._write_temporary(path, data, points, context)
         try:
-            _hit(points, "link", context)
+            hit_point(points, "link", context)
             self.link(temporary, path)
         except OSError:
             # Ours after all, if the answer was lost. Equal contents of two drivers differ in the driver's id.
@@ -169,21 +183,21 @@ class LocalStore:
                 raise
         finally:
             self._discard(temporary)
-        _hit(points, "dir_fsync", context)
+        hit_point(points, "dir_fsync", context)
         self.sync_dir(_parent(path))
 
     def write_atomic(self, path: str, data: bytes, *, points: str = "", context: Mapping[str, Any] = {}) -> None:
         temporary = self._write_temporary(path, data, points, context)
         try:
-            _hit(points, "rename", context)
+            hit_point(points, "rename", context)
             self.move(temporary, path)
         except OSError:
             self._discard(temporary)
             raise
-        _hit(points, "dir_fsync", context)
+        hit_point(points, "dir_fsync", context)
         # The parent too: the directory of a first save is as new as the file in it.
         self.sync_dir(_parent(path))
-        _hit(points, "parent_fsync", context)
+        hit_point(points, "parent_fsync", context)
         self.sync_dir(_parent(_parent(path)))
 
     def append(self, path: str, data: bytes, *, sync: bool = True) -> None:
@@ -197,13 +211,42 @@ class LocalStore:
             self.sync_dir(_parent(path))
             self._durable_names.add(path)
 
+    def begin(self, path: str, *, direct: bool = False) -> NewFile:
+        if self.exists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.local_path(path)))
+        return _LocalNewFile(self, path, direct=direct)
+
+    def hold(self, path: str, *, generation: int) -> None:
+        # Whoever wrote it may have been killed before its names were durable. A late rename is not to be feared: a
+        # process that is gone has none under way.
+        self.sync_dir(path)
+        self.sync_dir(_parent(path))
+
+    def set_aside(self, path: str, *, generation: int) -> bool:
+        target = _aside(path)
+        self.make_dir(TRASH_DIR)
+        self.remove_tree(target)
+        self.rename(path, target)
+        return True
+
+    def put_back(self, path: str, *, generation: int) -> None:
+        self.rename(_aside(path), path)
+
+    def drop(self, path: str) -> None:
+        self.remove_tree(_aside(path))
+
+    def aside(self, path: str) -> list[str]:
+        return self.list_dir(TRASH_DIR, fresh=True)
+
     def rename(self, source: str, target: str) -> None:
+        """Rename durably; FileExistsError if the target exists."""
         self.move(source, target)
         self.sync_dir(_parent(target))
         if _parent(source) != _parent(target):
             self.sync_dir(_parent(source))
 
     def move(self, source: str, target: str) -> None:
+        """Rename, not durably yet; FileExistsError if the target exists."""
         local_source, local_target = self.local_path(source), self.local_path(target)
         if self.exists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(local_target))
@@ -232,13 +275,15 @@ class LocalStore:
         os.link(self.local_path(source), self.local_path(target))
 
     def remove_tree(self, path: str) -> None:
+        """Delete a directory and all in it, or a file; nothing happens if it is absent."""
         local = self.local_path(path)
         if local.is_dir() and not local.is_symlink():
             shutil.rmtree(local)
         else:
             local.unlink(missing_ok=True)
 
-    def open_new(self, path: str, *, direct: bool = False) -> StoreFile:
+    def open_new(self, path: str, *, direct: bool = False) -> WritableFile:
+        """Create a file to write, under its name at once; FileExistsError if it is taken."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         return LocalFile(os.open(self.local_path(path), flags, 0o666), direct=direct)
 
@@ -246,6 +291,7 @@ class LocalStore:
         return LocalFile(os.open(self.local_path(path), os.O_RDONLY | os.O_CLOEXEC), direct=direct)
 
     def unlink(self, path: str) -> None:
+        """Delete one file."""
         self.local_path(path).unlink()
 
     def sync_dir(self, path: str) -> None:
@@ -265,12 +311,12 @@ class LocalStore:
     def _write_temporary(self, path: str, data: bytes, points: str, context: Mapping[str, Any]) -> str:
         """A durable file beside `path`, under a name that no other process uses."""
         temporary = f"{path}.{uuid.uuid4().hex}.tmp"
-        _hit(points, "open", context)
+        hit_point(points, "open", context)
         with closing_file(self.open_new(temporary)) as file:
             try:
-                _hit(points, "write", context, tear=lambda: file.write_at(memoryview(data)[: len(data) // 2], 0))
+                hit_point(points, "write", context, tear=lambda: file.write_at(memoryview(data)[: len(data) // 2], 0))
                 file.write_at(memoryview(data), 0)
-                _hit(points, "fsync", context)
+                hit_point(points, "fsync", context)
                 file.sync()
             except OSError:
                 self._discard(temporary)  # on a full disk it would only make things worse
@@ -282,6 +328,43 @@ class LocalStore:
             self.unlink(temporary)
 
 
+class _LocalNewFile:
+    """A NewFile: written under <name>.tmp, and renamed when it is complete."""
+
+    def __init__(self, store: LocalStore, path: str, *, direct: bool) -> None:
+        self._store = store
+        self._path = path
+        self._temporary = f"{path}.tmp"
+        self._file = store.open_new(self._temporary, direct=direct)
+
+    def write_at(self, data: memoryview, position: int) -> None:
+        self._file.write_at(data, position)
+
+    def truncate(self, size_bytes: int) -> None:
+        self._file.truncate(size_bytes)
+
+    def sync(self) -> None:
+        self._file.sync()
+
+    def publish(self) -> None:
+        self._store.move(self._temporary, self._path)
+
+    def discard(self) -> None:
+        with contextlib.suppress(OSError):
+            self._store.unlink(self._temporary)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def checked_path(path: str) -> PurePosixPath:
+    """A path within a store; ValueError if it would lie outside."""
+    pure = PurePosixPath(path)
+    if pure.is_absolute() or ".." in pure.parts or "\0" in path:
+        raise ValueError(f"{path!r} is not a path within the run directory")
+    return pure
+
+
 def make_root(root: Path) -> None:
     """Create a store's root and its parents, durably; an existing one is fine."""
     missing = [folder for folder in (root, *root.parents) if not folder.exists()]
@@ -290,9 +373,14 @@ def make_root(root: Path) -> None:
         _fsync_directory(folder.parent)
 
 
-def _hit(points: str, step: str, context: Mapping[str, Any], tear: Callable[[], None] | None = None) -> None:
+def hit_point(points: str, step: str, context: Mapping[str, Any], tear: Callable[[], None] | None = None) -> None:
+    """Pass the fault point of a step, if the caller's steps have any."""
     if points:
         failpoint.hit(f"{points}.{step}", tear, **context)
+
+
+def _aside(path: str) -> str:
+    return f"{TRASH_DIR}/{PurePosixPath(path).name}"
 
 
 def _parent(path: str) -> str:

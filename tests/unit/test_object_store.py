@@ -1,0 +1,345 @@
+"""The store on object storage: what a Store owes, over obstore's store in memory and over HTTP to an S3 server."""
+
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_samples import make_manifest, same_bytes, save_shards, two_ranks, whole_tensors
+from obstore.store import MemoryStore, S3Store
+
+from orchestrator.archive import RunArchive
+from orchestrator.decide.ladder import Fresh, Restore
+from orchestrator.decide.lineage import GenerationRecord
+from orchestrator.observe.ledger import Ledger, parse_ledger
+from workers import failpoint
+from workers.checkpoint import object_store
+from workers.checkpoint.digests import BLOCK_BYTES
+from workers.checkpoint.files import closing_file
+from workers.checkpoint.manifest import CHECKPOINTS_DIR, Manifest, checkpoint_dir
+from workers.checkpoint.object_store import ObjectStore
+from workers.checkpoint.reader import CheckpointReader
+from workers.checkpoint.verify import verify_checkpoint
+from workers.errors import Fenced
+
+A = "checkpoints/step-000000010-g0001-a01"
+Open = Callable[[], ObjectStore]
+"""Another process's view of the same bucket."""
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+def make_bucket(endpoint: str, name: str) -> Any:
+    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{name}", method="PUT")).close()
+    return S3Store(
+        name,
+        endpoint=endpoint,
+        access_key_id="key",
+        secret_access_key="secret",
+        region="us-east-1",
+        virtual_hosted_style_request=False,
+        client_options={"allow_http": True},
+    )
+
+
+@pytest.fixture(params=["memory", "s3"])
+def open_store(request: pytest.FixtureRequest) -> Open:
+    if request.param == "memory":
+        client: Any = MemoryStore()
+    else:
+        name = f"bucket-{abs(hash(request.node.name))}"
+        client = make_bucket(request.getfixturevalue("s3"), name)
+    return lambda: ObjectStore(client)
+
+
+@pytest.fixture
+def store(open_store: Open) -> ObjectStore:
+    return open_store()
+
+
+def put(store: ObjectStore, path: str, content: bytes = b"content") -> None:
+    with closing_file(store.begin(path)) as file:
+        file.write_at(memoryview(content), 0)
+        file.sync()
+        file.publish()
+
+
+def test_names_are_found_as_in_directories(store: ObjectStore) -> None:
+    assert store.list_dir(".") == [] and store.list_dir("a") == [] and not store.exists("a")
+    put(store, "a/b/c")
+    put(store, "a/d")
+    assert store.list_dir(".") == ["a"] and store.list_dir("a", fresh=True) == ["b", "d"]
+    assert store.list_dir("a/b") == ["c"] and store.list_dir("a/d") == []
+    assert store.is_dir("a/b") and not store.is_dir("a/d") and store.exists("a/d") and store.exists("a/b")
+    assert store.size("a/d") == 7 and store.read_bytes("a/b/c") == b"content"
+    for missing in ("a/e", "a/b"):
+        with pytest.raises(FileNotFoundError, match=missing):
+            store.size(missing)
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        store.read_bytes("nothing")
+    for outside in ("/a", "../a", "a/../../b"):
+        with pytest.raises(ValueError, match="not a path within"):
+            store.read_bytes(outside)
+
+
+def test_a_file_is_there_once_it_is_published_and_not_before(store: ObjectStore) -> None:
+    blocks = [bytes([number]) * BLOCK_BYTES for number in range(2)]
+    content = b"".join(blocks) + b"end"
+    with closing_file(store.begin("big", direct=True)) as file:
+        for number, block in enumerate([*blocks, b"end".ljust(4096, b"\0")]):
+            file.write_at(memoryview(block), number * BLOCK_BYTES)
+        file.truncate(len(content))
+        file.sync()
+        assert not store.exists("big")
+        file.publish()
+    assert store.read_bytes("big") == content
+    with pytest.raises(FileExistsError):
+        store.begin("big")
+    with closing_file(store.begin("other")) as file:
+        file.write_at(memoryview(blocks[0]), 0)
+        file.discard()
+    assert not store.exists("other")
+
+
+def test_a_new_file_is_written_from_front_to_back(store: ObjectStore) -> None:
+    with closing_file(store.begin("file")) as file:
+        file.write_at(memoryview(b"0123"), 0)
+        with pytest.raises(ValueError, match="is written at 8, and ends at 4"):
+            file.write_at(memoryview(b"x"), 8)
+        file.sync()
+        with pytest.raises(ValueError, match="cannot be given 2 bytes"):
+            file.truncate(2)
+
+
+def test_parts_of_a_file_are_read(store: ObjectStore) -> None:
+    put(store, "file", b"0123456789")
+    with closing_file(store.open_existing("file", direct=True)) as file:
+        buffer = bytearray(4)
+        assert file.read_into(memoryview(buffer), 3) == 4 and buffer == b"3456"
+        assert file.read_into(memoryview(buffer), 8) == 2 and buffer[:2] == b"89"
+        assert file.read_into(memoryview(buffer), 10) == 0
+        assert file.direct and not file.is_cached(0, 10)
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        store.open_existing("nothing")
+
+
+def test_of_many_that_create_a_name_one_succeeds(open_store: Open) -> None:
+    stores, won, lost = [open_store() for _ in range(4)], [], []
+
+    def create(number: int) -> None:
+        try:
+            stores[number].create_exclusive("name", b"%d" % number)
+            won.append(number)
+        except FileExistsError:
+            lost.append(number)
+
+    threads = [threading.Thread(target=create, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1 and len(lost) == 3
+    assert open_store().read_bytes("name") == b"%d" % won[0]
+    stores[0].create_exclusive("name", b"%d" % won[0])  # as if the answer had been lost
+    with pytest.raises(FileExistsError, match="name"):
+        stores[0].write_atomic("name", b"other")
+
+
+def test_what_is_appended_is_there_in_order_however_many_append(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "_SEGMENT_BYTES", 40)
+    first, second = open_store(), open_store()
+    lines = [b"line %02d of one of two\n" % number for number in range(12)]
+    for number, line in enumerate(lines):
+        (first, second)[number // 2 % 2].append("log", line)
+    assert first.read_bytes("log") == b"".join(lines)
+    assert len(first.list_dir("log")) > 5 and first.exists("log")
+    open_store().append("log", b"last\n", sync=False)
+    assert first.read_bytes("log").endswith(lines[-1] + b"last\n")
+
+
+def test_an_append_whose_answer_is_lost_is_there_once(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.append("log", b"one\n")
+    real = store.put_object
+
+    def put_twice(key: str, data: bytes, *, replaces: str | None = None) -> str:
+        real(key, data, replaces=replaces)
+        return real(key, data, replaces=replaces)  # the client repeats the request
+
+    monkeypatch.setattr(store, "put_object", put_twice)
+    for line in (b"two\n", b"three\n"):
+        store.append("log", line)
+    assert store.read_bytes("log") == b"one\ntwo\nthree\n"
+
+
+# ---------------------------------------------------------------- out of sight, and held
+
+
+def test_what_is_set_aside_is_out_of_sight_and_can_be_put_back_or_dropped(open_store: Open) -> None:
+    store, other = open_store(), open_store()
+    put(store, f"{A}/shard")
+    assert store.set_aside(A, generation=1)
+    assert other.list_dir(CHECKPOINTS_DIR) == [] and other.list_dir(A) == []
+    assert not other.exists(A) and not other.is_dir(A) and other.aside(CHECKPOINTS_DIR) == [A.rpartition("/")[2]]
+    store.put_back(A, generation=1)
+    assert other.list_dir(A) == ["shard"] and other.aside(CHECKPOINTS_DIR) == []
+    assert store.set_aside(A, generation=1)
+    store.drop(A)
+    store.drop(A)
+    assert other.list_dir(".") == []
+    with pytest.raises(FileNotFoundError):
+        store.set_aside(A, generation=1)
+
+
+def test_what_a_later_generation_holds_is_not_set_aside_by_an_earlier_one(open_store: Open) -> None:
+    store, other = open_store(), open_store()
+    put(store, f"{A}/shard")
+    other.hold(A, generation=2)
+    assert store.set_aside(A, generation=1) is False and store.is_dir(A)
+    other.hold(A, generation=2)
+    assert other.set_aside(A, generation=3) and not store.is_dir(A)
+    with pytest.raises(FileNotFoundError):
+        store.hold(A, generation=4)
+
+
+def test_a_mark_that_arrives_late_does_not_hide_what_is_held(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, f"{A}/shard")
+    late: list[Callable[[], str]] = []
+    real = store.put_object
+    monkeypatch.setattr(
+        store, "put_object", lambda key, data, replaces=None: late.append(lambda: real(key, data, replaces=replaces))
+    )
+    store.set_aside(A, generation=1)  # on its way when its process dies
+    monkeypatch.undo()
+    store.hold(A, generation=2)
+    with pytest.raises(FileExistsError):
+        late[0]()
+    assert store.is_dir(A)
+
+
+def test_a_mark_that_nobody_can_read_hides_nothing(store: ObjectStore) -> None:
+    put(store, f"{A}/shard")
+    put(store, f"trash/{A}", b"not ours")
+    assert store.is_dir(A) and store.aside(CHECKPOINTS_DIR) == []
+    assert store.set_aside(A, generation=1) and not store.is_dir(A)
+
+
+# ---------------------------------------------------------------- a run
+
+
+def record(number: int, parent: Manifest | None = None) -> GenerationRecord:
+    return GenerationRecord(
+        number=number,
+        driver=f"driver {number}",
+        parent=parent.name if parent else None,
+        parent_generation=parent.generation if parent else None,
+        restored_step=parent.step if parent else 0,
+        source="checkpoint" if parent else "fresh",
+        reason="start",
+        created_at=5.0,
+        world_size=2,
+    )
+
+
+def save(store: ObjectStore, step: int) -> Manifest:
+    manifest = replace(make_manifest((), step=step), generation=1)
+    return replace(manifest, shards=save_shards(store, two_ranks(), manifest.name), world_size=2)
+
+
+def test_a_run_is_saved_chosen_verified_and_read(open_store: Open) -> None:
+    archive = RunArchive(open_store())
+    archive.prepare()
+    assert isinstance(archive.select().choice, Fresh)
+    archive.create_generation(record(1), seen=archive.scan())
+    manifest = save(open_store(), 10)
+    archive.commit(manifest)
+    archive.commit(manifest)  # as if the answer had been lost
+    choice = RunArchive(open_store()).select().choice
+    assert isinstance(choice, Restore) and choice.name == manifest.name
+    assert all(shard.verified_from == "device" for shard in manifest.shards)
+    assert verify_checkpoint(open_store(), manifest.name) == []
+    reader = CheckpointReader(open_store(), manifest.name, 1)
+    for name, tensor in whole_tensors(two_ranks()).items():
+        assert same_bytes(reader.fetch(name, offsets=(0,) * tensor.dim(), shape=tuple(tensor.shape)), tensor), name
+
+
+def test_an_overtaken_driver_neither_commits_nor_deletes(open_store: Open) -> None:
+    old, new = RunArchive(open_store()), RunArchive(open_store())
+    old.create_generation(record(1), seen=old.scan())
+    manifests = [save(open_store(), step) for step in (10, 20)]
+    for manifest in manifests:
+        old.commit(manifest)
+    new.create_generation(record(2, manifests[1]), seen=new.scan())
+    assert old.delete(manifests[1].name, my_generation=1) is False
+    assert old.empty_trash(my_generation=1) is True  # nothing is there
+    with pytest.raises(Fenced):
+        old.commit(save(open_store(), 30))
+    assert new.delete(manifests[0].name, my_generation=2) is True
+    scan = new.scan()
+    assert [found.name for found in scan.checkpoints] == [manifests[1].name]
+
+
+def test_a_driver_that_is_overtaken_while_it_deletes_puts_it_back(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive, store = RunArchive(open_store()), open_store()
+    archive.create_generation(record(1), seen=archive.scan())
+    manifest = save(store, 10)
+    archive.commit(manifest)
+
+    def overtaken(point: str, *args: Any, **facts: Any) -> None:
+        if point == "retention.check":
+            store.create_exclusive("generations/00000002.json", b"another driver's")
+
+    monkeypatch.setattr(failpoint, "hit", overtaken)
+    assert archive.delete(manifest.name, my_generation=1) is False
+    assert store.list_dir(CHECKPOINTS_DIR) == [manifest.name] and store.aside(CHECKPOINTS_DIR) == []
+
+
+def test_what_a_killed_driver_began_to_delete_is_finished_by_the_next(open_store: Open) -> None:
+    archive, store = RunArchive(open_store()), open_store()
+    archive.create_generation(record(1), seen=archive.scan())
+    manifest = save(store, 10)
+    archive.commit(manifest)
+    store.set_aside(checkpoint_dir(manifest.name), generation=1)
+    scan = archive.scan([manifest.name])
+    assert scan.checkpoints == () and [gone.name for gone in scan.vanished] == [manifest.name]
+    assert archive.empty_trash(my_generation=1) is True
+    assert store.list_dir("checkpoints") == [] and store.list_dir("trash") == []
+
+
+def test_a_bucket_that_is_not_there_is_no_empty_run(s3: str) -> None:
+    client = S3Store(
+        "no-such-bucket",
+        endpoint=s3,
+        access_key_id="key",
+        secret_access_key="secret",
+        region="us-east-1",
+        virtual_hosted_style_request=False,
+        client_options={"allow_http": True},
+    )
+    with pytest.raises(OSError):
+        RunArchive(ObjectStore(client)).scan()
+
+
+def test_ledger_lines_survive_the_segments(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_store, "_SEGMENT_BYTES", 300)
+    ledger = Ledger(Path("ledger.jsonl"), store=store)
+    for step in range(8):
+        ledger.append("commit", step=step, checkpoint=f"c{step}", generation=1)
+    assert [entry["step"] for entry in parse_ledger(store.read_bytes("ledger.jsonl"))] == list(range(8))
