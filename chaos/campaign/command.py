@@ -130,12 +130,16 @@ def faults(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
     Console(highlight=False).print(table)
 
 
-def plans() -> None:
+def plans(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
     """List the plans that come with lastgood."""
     from chaos.campaign.plan import parse_plan, ready_plans
 
-    for name, text in ready_plans().items():
-        print(f"{name:<14}  {parse_plan(text, name).title}")
+    titles = {name: parse_plan(text, name).title for name, text in ready_plans().items()}
+    if as_json:
+        print(json.dumps({"plans": [{"name": name, "title": title} for name, title in titles.items()]}, indent=2))
+        return
+    for name, title in titles.items():
+        print(f"{name:<14}  {title}")
 
 
 def _storage(storage: Path | None) -> Path:

@@ -150,7 +150,7 @@ def load_plan(source: str) -> Plan:
 def parse_plan(text: str, name: str) -> Plan:
     """The plan that the YAML text describes."""
     try:
-        content = yaml.safe_load(text)
+        content = yaml.load(text, Loader=_EachFieldOnce)
     except yaml.YAMLError as error:
         raise CallerError(f"{name} is no YAML: {' '.join(str(error).split())}") from None
     fields = Fields({} if content is None else content, "", of=name)
@@ -171,6 +171,18 @@ def parse_plan(text: str, name: str) -> Plan:
     )
     fields.close()
     return plan
+
+
+class _EachFieldOnce(yaml.SafeLoader):  # type: ignore[misc]
+    """Refuses a mapping that names a key twice: YAML itself keeps the last one, and says nothing."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for name in names:
+            if names.count(name) > 1:
+                raise yaml.YAMLError(f"{name} is there twice{node.start_mark}")
+        found: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+        return found
 
 
 def _job(fields: Fields) -> Job:

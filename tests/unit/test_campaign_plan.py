@@ -79,6 +79,8 @@ def test_soak_asks_for_500_kills_mostly_inside_saves_that_its_budget_allows() ->
         ("colour: red", r"colour is no field of a plan"),
         ("- a\n- b", r"a plan is \['a', 'b'\]; it has to be a mapping"),
         ("job: [", "is no YAML"),
+        ("faults: {count: 3, count: 4}", "is no YAML: count is there twice.*line 1"),
+        ("seed: 1\ntitle: t\nseed: 2", "is no YAML: seed is there twice"),
         ("a: !!python/object/apply:os.getcwd []", "is no YAML"),
     ],
 )
@@ -150,3 +152,5 @@ def test_faults_and_plans_are_listed() -> None:
     assert "nftables" in needs["cut_network"]
     assert "several nodes" in needs["kill_raylet"]
     assert "storage-hell" in CliRunner().invoke(app, ["chaos", "plans"]).stdout
+    listed = json.loads(CliRunner().invoke(app, ["chaos", "plans", "--json"]).stdout)["plans"]
+    assert [plan["name"] for plan in listed] == sorted(ready_plans()) and all(plan["title"] for plan in listed)
