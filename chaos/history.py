@@ -6,7 +6,9 @@ manifests and sample journals. So a run can be judged again later, by anyone.
 
 import json
 import math
+import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 from orchestrator.archive import RunArchive
 from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord, chain, eligible, newest
 from orchestrator.observe.ledger import LEDGER_FILE, parse_ledger, read_ledger
+from orchestrator.run_store import store_of
 from workers.checkpoint.manifest import MANIFEST_FILE, checkpoint_dir, parse_checkpoint_name
 from workers.checkpoint.store import LocalStore
 from workers.checkpoint.verify import Problem, verify_checkpoint
@@ -56,7 +59,7 @@ class History:
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
-        self._store = LocalStore(run_dir)
+        self._store = store_of(run_dir)
         scan = RunArchive(self._store).scan(fresh=False)
         self.generations: Sequence[GenerationRecord] = sorted(scan.generations, key=lambda record: record.number)
         self.committed: Sequence[CheckpointRecord] = scan.checkpoints
@@ -120,7 +123,19 @@ class History:
 
     def has_manifest(self, checkpoint: str) -> bool:
         """Whether it is there, as far as the presence of its manifest tells."""
-        return (self.run_dir / checkpoint_dir(checkpoint) / MANIFEST_FILE).exists()
+        return self._store.exists(f"{checkpoint_dir(checkpoint)}/{MANIFEST_FILE}")
+
+    @contextmanager
+    def directory_of(self, checkpoint: str) -> Iterator[Path]:
+        """A checkpoint's directory; a copy of it for as long as it is looked at, if it lies on object storage."""
+        path = checkpoint_dir(checkpoint)
+        if isinstance(self._store, LocalStore):
+            yield self._store.local_path(path)
+            return
+        with tempfile.TemporaryDirectory(prefix="lastgood-checkpoint-") as folder:
+            for name in self._store.list_dir(path):
+                (Path(folder) / name).write_bytes(self._store.read_bytes(f"{path}/{name}"))
+            yield Path(folder)
 
     def problems(self, checkpoint: str) -> list[Problem]:
         """What is not as it was committed, of a checkpoint that is still there."""

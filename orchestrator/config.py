@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from orchestrator.decide.bad_loss import Policy
 from orchestrator.decide.budget import limits_problem
 from orchestrator.decide.failure_rate import FAILURES_PER_NODE_DAY
+from workers.checkpoint.place import url_problem
 from workers.errors import CallerError
 from workers.failpoint import Arm
 
@@ -67,6 +68,9 @@ class RecoveryConfig:
     `lastgood status` prints. If it is taken, another one is chosen, and the log says so. None: nowhere.
     metrics_host: the address to listen at. By default only this machine reaches it; "0.0.0.0" opens it, without any
     authentication, to the network.
+    checkpoint_storage: object storage for checkpoints, e.g. "s3://bucket/prefix": they go below the run's name there,
+    and the run directory keeps the ledger and what else is not needed to go on. None: they go into the run directory.
+    workers.checkpoint.place describes such URLs. Commits are reported to Ray without a checkpoint then.
     preload: modules that ranks find imported; importing them must start no thread and open no CUDA.
     volatile: identity fields that may differ between the saved and the resumed run, e.g. "config.steps".
     failpoints: faults to inject; for chaos tests.
@@ -103,6 +107,7 @@ class RecoveryConfig:
     check_replicas: bool = True
     metrics_port: int | None = 0
     metrics_host: str = "127.0.0.1"
+    checkpoint_storage: str | None = None
     preload: tuple[str, ...] = ()
     volatile: tuple[str, ...] = ()
     failpoints: tuple[Arm, ...] = ()
@@ -159,6 +164,8 @@ class RecoveryConfig:
             self._require(
                 name, limit is None or (is_number and 0 < limit < math.inf), f"a number of {unit} above 0, or None"
             )
+        wrong = "" if self.checkpoint_storage is None else url_problem(self.checkpoint_storage)
+        self._require("checkpoint_storage", not wrong, f"{wrong}, or None")
         self._require("on_unprotected", self.on_unprotected in ("warn", "stop"), '"warn" or "stop"')
         self._require("on_bad_loss", self.on_bad_loss in get_args(Policy), '"stop" or "rollback"')
         factor = self.loss_spike_factor

@@ -38,7 +38,8 @@ from orchestrator.save_at_once import SaveAtOnce
 from orchestrator.saves import Saves
 from orchestrator.watch import Watch
 from workers import failpoint
-from workers.checkpoint.store import LocalStore
+from workers.checkpoint.manifest import checkpoint_dir
+from workers.checkpoint.place import open_store
 from workers.errors import LastgoodError
 from workers.keeper_messages import (
     GenerationDrained,
@@ -85,8 +86,9 @@ class Coordinator:
         logging.basicConfig(level=logging.INFO)
         self._config = config
         self._mail = Mailboxes(config.driver)
-        recovery.wait_for_storage(config.run_dir, config.recovery.save_timeout_seconds)
-        self._archive = RunArchive(LocalStore(config.run_dir))
+        store = open_store(config.run_dir, config.recovery.checkpoint_storage)
+        recovery.wait_for_storage(store, config.recovery.save_timeout_seconds)
+        self._archive = RunArchive(store)
         self._ledger = Ledger(config.run_dir / "ledger.jsonl")
         current = recovery.current_generation(self._archive, config.driver)
         self._resuming = current is not None
@@ -96,6 +98,7 @@ class Coordinator:
             resumed=self._resuming,
             pid=os.getpid(),
             total_steps=config.recovery.total_steps,
+            checkpoint_storage=config.recovery.checkpoint_storage,
         )
         failpoint.arm(config.recovery.failpoints, config.run_dir / "faults")
         self._budget = FailureBudget(config.recovery.max_failures, rng=random.Random())
@@ -479,4 +482,6 @@ class Coordinator:
         self._save_at_once.committed(generation, step)
         self._rounds.committed()
         self._probation.committed(checkpoint, step)
-        self._reports.commit(step, str(self._config.run_dir / "checkpoints" / checkpoint))
+        # Ray would look for a directory.
+        local = self._config.recovery.checkpoint_storage is None
+        self._reports.commit(step, self._archive.store.place(checkpoint_dir(checkpoint)) if local else None)

@@ -24,8 +24,10 @@ from orchestrator.archive import RunArchive
 from orchestrator.coordinator import Coordinator
 from orchestrator.outcome import CoordinatorConfig, Outcome
 from orchestrator.rounds import Round
-from workers.checkpoint.store import LocalStore, make_root
-from workers.errors import EnvironmentProblem
+from workers.checkpoint.object_store import ObjectStore
+from workers.checkpoint.place import open_store, prove_conditions
+from workers.checkpoint.store import Store, make_root
+from workers.errors import CallerError, EnvironmentProblem
 from workers.link import NAMESPACE
 
 RAY_VERSIONS = SpecifierSet(">=2.60,<2.61")
@@ -68,7 +70,6 @@ def prepare_run_dir(run_dir: Path) -> None:
     """Create the run directory and prove that it can be written."""
     try:
         make_root(run_dir)
-        RunArchive(LocalStore(run_dir)).prepare()
         probe = run_dir / f".probe-{os.getpid()}"
         with open(probe, "wb") as file:
             file.write(b"lastgood")
@@ -80,6 +81,25 @@ def prepare_run_dir(run_dir: Path) -> None:
             f"RunConfig.storage_path: {run_dir} cannot be written ({error.strerror}); "
             f"choose a directory that this user may write on every node"
         ) from error
+
+
+def prepare_storage(run_dir: Path, url: str | None) -> Store:
+    """Make ready where checkpoints go, and prove that what they rely on holds there."""
+    what = "RunConfig.storage_path" if url is None else "RecoveryConfig.checkpoint_storage"
+    try:
+        store = open_store(run_dir, url)
+    except ValueError as error:
+        raise CallerError(f"RecoveryConfig.checkpoint_storage is {url!r}; it has to be {error}") from None
+    try:
+        if isinstance(store, ObjectStore):
+            prove_conditions(store)
+        RunArchive(store).prepare()
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"{what}: {store.place('.')} cannot be written ({error.strerror}); choose a place that this user may write "
+            f"from every node"
+        ) from error
+    return store
 
 
 def forget_ray_index(run_dir: Path) -> None:

@@ -76,6 +76,7 @@ class KeeperFleet:
             driver=self._identity.driver,
             node=node,
             run_dir=str(self._settings.run_dir),
+            checkpoint_storage=self._settings.checkpoint_storage,
             coordinator=self._identity.coordinator,
             failpoints=self._settings.failpoints,
             takeover_seconds=self._recovery.takeover_seconds,

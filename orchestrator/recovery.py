@@ -2,7 +2,6 @@
 words."""
 
 import logging
-import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from orchestrator.observe.ledger import read_ledger
 from orchestrator.observe.report import StopReport
 from orchestrator.outcome import Outcome
 from workers import failpoint
+from workers.checkpoint.store import Store
 from workers.data.course import BatchId
 from workers.errors import Fenced
 
@@ -37,19 +37,21 @@ class Created:
     passed: Sequence[tuple[str, str]]
 
 
-def wait_for_storage(run_dir: Path, timeout_seconds: float) -> None:
-    """Until the run directory can be looked at: a coordinator that fails to start is not started again, so it waits.
+def wait_for_storage(store: Store, timeout_seconds: float) -> None:
+    """Until what the run made there can be looked at: a coordinator that fails to start is not started again.
 
     Returns also when the time is over; what needs the directory then says what is wrong.
     """
     deadline = time.monotonic() + timeout_seconds
     while time.monotonic() < deadline:
         try:
-            os.listdir(run_dir / GENERATIONS_DIR)
-            return
+            if store.was_made(GENERATIONS_DIR):
+                return
+            problem = "it is not there"
         except OSError as error:
-            logger.warning("lastgood: %s is not there, waiting for it: %s", run_dir, error)
-            time.sleep(_STORAGE_POLL_SECONDS)
+            problem = str(error)
+        logger.warning("lastgood: waiting for %s: %s", store.place(GENERATIONS_DIR), problem)
+        time.sleep(_STORAGE_POLL_SECONDS)
 
 
 def current_generation(archive: RunArchive, driver: str) -> GenerationRecord | None:

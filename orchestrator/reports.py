@@ -21,7 +21,7 @@ class ReportSequence:
         self._post = post
         self._queued: dict[str, int] = {}
         self._done: dict[str, int] = {}
-        self._commits: list[tuple[int, str]] = []
+        self._commits: list[tuple[int, str | None]] = []
         self._metrics: dict[str, Any] = {}
         self._changed = False
         self._asked_last = 0
@@ -49,7 +49,7 @@ class ReportSequence:
         self._changed = True
         self._next()
 
-    def commit(self, step: int, path: str) -> None:
+    def commit(self, step: int, path: str | None) -> None:
         self._commits = [*self._commits, (step, path)][-WAITING_MAX:]
         self._next()
 

@@ -27,6 +27,8 @@ from orchestrator.outcome import CoordinatorConfig, Outcome
 from orchestrator.payload import pickle_loop
 from workers import errors
 from workers.agent import AgentConfig
+from workers.checkpoint.manifest import checkpoint_dir
+from workers.checkpoint.place import open_store
 from workers.errors import CallerError, EnvironmentProblem, LastgoodError, TrainingFailed
 from workers.orders import LoopSettings
 
@@ -43,7 +45,7 @@ class SupervisedResult(ray.train.Result):
 
     step: int
     generation: int
-    committed_checkpoint: Path | None
+    committed_checkpoint: Path | str | None
     ledger: Path
     run_dir: Path
 
@@ -93,6 +95,7 @@ class SupervisedTrainer:
         driver.check_ray_version()
         payload = pickle_loop(self._loop, self._loop_config)
         driver.prepare_run_dir(self.run_dir)
+        driver.prepare_storage(self.run_dir, self._recovery.checkpoint_storage)
         if not ray.is_initialized():
             ray.init()
         identity = driver.DriverIdentity(run=driver.run_id(self.run_dir), driver=uuid.uuid4().hex[:8])
@@ -140,6 +143,7 @@ class SupervisedTrainer:
         return LoopSettings(
             run=run,
             run_dir=self.run_dir,
+            checkpoint_storage=recovery.checkpoint_storage,
             save_every_steps=None if recovery.cadence == "auto" else recovery.cadence,
             save_at_end=recovery.save_at_end,
             snapshot_slots=recovery.snapshot_slots,
@@ -155,6 +159,10 @@ class SupervisedTrainer:
             volatile=recovery.volatile,
             failpoints=recovery.failpoints,
         )
+
+    def _place_of(self, checkpoint: str) -> Path | str:
+        place = open_store(self.run_dir, self._recovery.checkpoint_storage).place(checkpoint_dir(checkpoint))
+        return place if self._recovery.checkpoint_storage else Path(place)
 
     def _result(self, result: ray.train.Result | None, outcome: Outcome) -> SupervisedResult:
         values = {item.name: getattr(result, item.name) for item in fields(ray.train.Result)} if result else {}
@@ -175,7 +183,7 @@ class SupervisedTrainer:
             **values,
             step=outcome.step,
             generation=outcome.generation,
-            committed_checkpoint=self.run_dir / "checkpoints" / outcome.checkpoint if outcome.checkpoint else None,
+            committed_checkpoint=self._place_of(outcome.checkpoint) if outcome.checkpoint else None,
             ledger=self.run_dir / "ledger.jsonl",
             run_dir=self.run_dir,
         )

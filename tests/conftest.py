@@ -3,6 +3,8 @@
 import os
 import shutil
 import tempfile
+import urllib.request
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,6 +57,27 @@ def ray_cluster() -> Iterator[Path]:
     yield directory
     ray.shutdown()
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """The address of a server that speaks S3's protocol, with nothing in it."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3_url(s3: str) -> str:
+    """A new bucket there, as the URL of object storage that anybody may use."""
+    name = f"bucket-{uuid.uuid4().hex[:12]}"
+    public = {"x-amz-acl": "public-read-write"}
+    urllib.request.urlopen(urllib.request.Request(f"{s3}/{name}", method="PUT", headers=public)).close()
+    return f"s3://{name}/runs?endpoint={s3}&region=us-east-1&skip_signature=true&virtual_hosted_style_request=false"
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,9 @@ from typing import Any
 from workers import failpoint, processes
 from workers.checkpoint.manifest import CHECKPOINTS_DIR
 from workers.checkpoint.persist import ReadBack, write_shard
+from workers.checkpoint.place import open_store
 from workers.checkpoint.slots import Slot, SlotState
-from workers.checkpoint.store import LocalStore, is_no_space
+from workers.checkpoint.store import is_no_space
 from workers.errors import CheckpointDamaged
 from workers.groups import GroupRecord
 from workers.handing_out import HandingOut
@@ -78,6 +79,7 @@ class Keeper:
         driver: str,
         node: str,
         run_dir: str,
+        checkpoint_storage: str | None = None,
         coordinator: str,
         takeover_seconds: float,
         read_back: ReadBack | None,
@@ -87,7 +89,7 @@ class Keeper:
         self._node = node
         self._read_back = read_back
         self._name = f"{driver}/keeper-{node}"
-        self._store = LocalStore(Path(run_dir))
+        self._store = open_store(Path(run_dir), checkpoint_storage)
         self._ranks: dict[int, RankMemory] = {}
         self._outcomes: dict[PersistOrder, ShardPersisted | PersistFailed | None] = {}
         self._releases: dict[int, ReleaseOrder] = {}
@@ -307,12 +309,13 @@ class Keeper:
                 f"processes of an earlier driver of this run are still alive on node {self._node}: pids "
                 f"{', '.join(map(str, self._predecessors))}; end them, or raise RecoveryConfig.takeover_seconds"
             )
-        if self._store.exists("generations"):
-            return None
-        return (
-            f"RunConfig.storage_path: {self._store.root}, which the driver made, is not there on node {self._node}; "
-            f"use a directory that all nodes share"
-        )
+        try:
+            if self._store.was_made("generations"):
+                return None
+            why, remedy = "which the driver made, is not there", "use a directory that all nodes share"
+        except OSError as error:
+            why, remedy = f"cannot be used ({error})", "give all nodes access to it"
+        return f"RunConfig.storage_path: {self._store.place('.')}, {why} on node {self._node}; {remedy}"
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -423,9 +426,9 @@ class Keeper:
 
     def _write(self, order: PersistOrder, memory: RankMemory, held: Held) -> ShardPersisted:
         failpoint.hit("persist.begin", **self._context(memory, held.key))
-        if not self._store.exists(CHECKPOINTS_DIR):
+        if not self._store.was_made(CHECKPOINTS_DIR):
             # Not made anew: if it is an unmounted file system, the save would land beside the run.
-            raise FileNotFoundError(errno.ENOENT, "the run directory has vanished", str(self._store.root))
+            raise FileNotFoundError(errno.ENOENT, "the run directory has vanished", self._store.place("."))
         written = write_shard(
             self._store,
             order.checkpoint,

@@ -12,14 +12,15 @@ from workers.messages import RestoreOrder
 class LoopSettings:
     """The part of the run's configuration that ranks need; the same in every generation.
 
-    `save_every_steps`: after how many steps a checkpoint is saved, if that is fixed. `code`: names the version of the
-    user's code, a part of the run's identity. `replicate_snapshots`: other nodes keep copies of snapshots.
-    `skips_bad_batches`: after a bad loss the run goes on without the batches that it came from. `loss_spike_factor`:
-    see workers.loss_guard.
+    `checkpoint_storage`: see workers.checkpoint.place. `save_every_steps`: after how many steps a checkpoint is saved,
+    if that is fixed. `code`: names the version of the user's code, a part of the run's identity.
+    `replicate_snapshots`: other nodes keep copies of snapshots. `skips_bad_batches`: after a bad loss the run goes on
+    without the batches that it came from. `loss_spike_factor`: see workers.loss_guard.
     """
 
     run: str
     run_dir: Path
+    checkpoint_storage: str | None
     save_every_steps: int | None
     save_at_end: bool
     snapshot_slots: int

@@ -20,8 +20,8 @@ import torch
 
 from workers import failpoint
 from workers.bad_step import end_rank, judge
+from workers.checkpoint.place import open_store
 from workers.checkpoint.reader import CheckpointReader
-from workers.checkpoint.store import LocalStore
 from workers.checkpoint.tensors import CapturedState
 from workers.data.loader import ShardedLoader
 from workers.errors import CallerError, CheckpointDamaged
@@ -86,7 +86,7 @@ class Session:
         self._save_due = False
         self._snapshot_due = False
         self._saver = Saver(orders, agent=agent, page=page, device=device)
-        self._store = LocalStore(orders.run_dir)
+        self._store = open_store(orders.run_dir, orders.checkpoint_storage)
         self._loader: ShardedLoader | None = None
         self._notes: SampleNotes | None = None
         self._identity: Identity | None = None

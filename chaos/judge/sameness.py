@@ -8,7 +8,6 @@ from chaos.history import History
 from chaos.judge.guarantee import Guarantee
 from chaos.judge.terms import Terms
 from chaos.verdict import Verdict
-from workers.checkpoint.manifest import CHECKPOINTS_DIR
 from workers.data.journal import audit_samples
 from workers.errors import CheckpointDamaged
 
@@ -40,9 +39,8 @@ def exact(history: History, terms: Terms) -> Verdict:
             [f"the newest checkpoint is of step {mine.step} ({mine.name}), the reference's of step {other.step}"], ""
         )
     try:
-        found = compare_checkpoints(
-            history.run_dir / CHECKPOINTS_DIR / mine.name, reference.run_dir / CHECKPOINTS_DIR / other.name
-        )
+        with history.directory_of(mine.name) as ours, reference.directory_of(other.name) as theirs:
+            found = compare_checkpoints(ours, theirs)
     except CheckpointDamaged as error:
         return EXACT.judged([str(error)], "")
     violations = [f"checkpoints/{mine.name}/{tensor} differs" for tensor in found.different]

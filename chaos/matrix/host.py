@@ -275,6 +275,7 @@ def _settings(config: CoordinatorConfig) -> LoopSettings:
     return LoopSettings(
         run=config.run,
         run_dir=config.run_dir,
+        checkpoint_storage=None,
         save_every_steps=None,
         save_at_end=True,
         snapshot_slots=recovery.snapshot_slots,

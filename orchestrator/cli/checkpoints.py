@@ -18,8 +18,9 @@ from orchestrator.archive import RunArchive, ScanResult
 from orchestrator.cli.progress import byte_progress
 from orchestrator.decide.lineage import CheckpointRecord, eligible
 from orchestrator.observe.ledger import LEDGER_FILE, committed_checkpoints, read_ledger
+from orchestrator.run_store import checkpoint_storage_of, store_of
 from workers.checkpoint.manifest import Manifest
-from workers.checkpoint.store import LocalStore
+from workers.checkpoint.place import open_store
 from workers.checkpoint.verify import Problem, verify_checkpoint
 from workers.errors import CallerError, GuaranteeBroken
 
@@ -134,7 +135,7 @@ def verify(run_dir: RunDir, name: Name = None, as_json: Json = False) -> None:
     names = [row.name for row in _rows(scan) if row.status != "unfinished" and name in (None, row.name)]
     if not names:
         raise CallerError(f"{run_dir} has no committed checkpoint{f' {name}' if name else ''}")
-    store = LocalStore(run_dir)
+    store = store_of(run_dir)
     found: dict[str, list[Problem]] = {}
     console = _console()
     sizes = {row.name: row.bytes or 0 for row in _rows(scan)}
@@ -154,11 +155,12 @@ def verify(run_dir: RunDir, name: Name = None, as_json: Json = False) -> None:
 
 
 def _scan(run_dir: Path) -> ScanResult:
-    if not (run_dir / "generations").is_dir() and not (run_dir / "checkpoints").is_dir():
+    elsewhere = checkpoint_storage_of(run_dir)
+    if not elsewhere and not (run_dir / "generations").is_dir() and not (run_dir / "checkpoints").is_dir():
         raise CallerError(f"{run_dir} is not the directory of a run: it has neither generations/ nor checkpoints/")
     ledger = run_dir / LEDGER_FILE
     committed = committed_checkpoints(read_ledger(ledger)) if ledger.exists() else frozenset()
-    return RunArchive(LocalStore(run_dir)).scan(committed, fresh=False)
+    return RunArchive(open_store(run_dir, elsewhere)).scan(committed, fresh=False)
 
 
 def _rows(scan: ScanResult) -> list[Row]:

@@ -14,8 +14,8 @@ from orchestrator import RecoveryConfig, SupervisedResult, SupervisedTrainer
 from orchestrator.archive import RunArchive
 from orchestrator.decide import lineage
 from orchestrator.observe.ledger import read_ledger
+from orchestrator.run_store import store_of
 from workers.checkpoint.manifest import read_manifest
-from workers.checkpoint.store import LocalStore
 from workers.data.journal import audit_samples, effective_samples, read_journal
 from workers.failpoint import Arm
 
@@ -99,7 +99,7 @@ def entries(run_dir: Path, kind: str) -> list[dict[str, Any]]:
 
 def final_digests(run_dir: Path) -> dict[tuple[str, tuple[int, ...]], str]:
     """Digest of every saved tensor part of the newest committed checkpoint: weights, optimizer, random generators."""
-    store = LocalStore(run_dir)
+    store = store_of(run_dir)
     scan = RunArchive(store).scan()
     newest = lineage.newest(scan.generations, scan.checkpoints)
     assert newest is not None, f"nothing is committed in {run_dir}"
@@ -110,7 +110,7 @@ def final_digests(run_dir: Path) -> dict[tuple[str, tuple[int, ...]], str]:
 
 def consumed(run_dir: Path) -> dict[int, Any]:
     """Step -> rank -> samples, as they count on the lineage."""
-    generations = RunArchive(LocalStore(run_dir)).scan().generations
+    generations = RunArchive(store_of(run_dir)).scan().generations
     limits = lineage.chain(generations)
     records = {record.number: record for record in generations}
     chain = [

@@ -80,6 +80,7 @@ def test_a_zygote_dies_with_its_rank_and_its_successor_before_it_is_ready(tmp_pa
     harness.assert_equal_runs(result.run_dir, reference)
 
 
+@pytest.mark.slow
 def test_an_agent_dies_and_ray_replaces_its_group(tmp_path: Path, reference: Path) -> None:
     run = Run(harness.trainer(tmp_path, "agent", loops.train_loop, config=PACE))
     status = run.status_when(lambda status: status["step"] >= 25)

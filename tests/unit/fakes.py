@@ -239,6 +239,7 @@ def make_orders(run_dir: Path, **changes: Any) -> RankOrders:
     values: dict[str, Any] = {
         "run": "run",
         "run_dir": run_dir,
+        "checkpoint_storage": None,
         "save_every_steps": None,
         "save_at_end": True,
         "snapshot_slots": 2,

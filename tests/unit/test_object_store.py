@@ -1,67 +1,43 @@
 """The store on object storage: what a Store owes, over obstore's store in memory and over HTTP to an S3 server."""
 
 import threading
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from checkpoint_samples import make_manifest, same_bytes, save_shards, two_ranks, whole_tensors
-from obstore.store import MemoryStore, S3Store
+from obstore.store import MemoryStore
 
+from orchestrator import RecoveryConfig, driver
 from orchestrator.archive import RunArchive
 from orchestrator.decide.ladder import Fresh, Restore
 from orchestrator.decide.lineage import GenerationRecord
 from orchestrator.observe.ledger import Ledger, parse_ledger
 from workers import failpoint
-from workers.checkpoint import object_store
+from workers.checkpoint import object_store, place
 from workers.checkpoint.digests import BLOCK_BYTES
 from workers.checkpoint.files import closing_file
 from workers.checkpoint.manifest import CHECKPOINTS_DIR, Manifest, checkpoint_dir
 from workers.checkpoint.object_store import ObjectStore
+from workers.checkpoint.place import open_bucket, prove_conditions
 from workers.checkpoint.reader import CheckpointReader
 from workers.checkpoint.verify import verify_checkpoint
-from workers.errors import Fenced
+from workers.errors import CallerError, Fenced
 
 A = "checkpoints/step-000000010-g0001-a01"
 Open = Callable[[], ObjectStore]
 """Another process's view of the same bucket."""
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
-def make_bucket(endpoint: str, name: str) -> Any:
-    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{name}", method="PUT")).close()
-    return S3Store(
-        name,
-        endpoint=endpoint,
-        access_key_id="key",
-        secret_access_key="secret",
-        region="us-east-1",
-        virtual_hosted_style_request=False,
-        client_options={"allow_http": True},
-    )
-
-
 @pytest.fixture(params=["memory", "s3"])
 def open_store(request: pytest.FixtureRequest) -> Open:
     if request.param == "memory":
-        client: Any = MemoryStore()
-    else:
-        name = f"bucket-{abs(hash(request.node.name))}"
-        client = make_bucket(request.getfixturevalue("s3"), name)
-    return lambda: ObjectStore(client)
+        client = MemoryStore()
+        return lambda: ObjectStore(client)
+    url = request.getfixturevalue("s3_url")
+    return lambda: open_bucket(url, "run")
 
 
 @pytest.fixture
@@ -323,18 +299,63 @@ def test_what_a_killed_driver_began_to_delete_is_finished_by_the_next(open_store
     assert store.list_dir("checkpoints") == [] and store.list_dir("trash") == []
 
 
-def test_a_bucket_that_is_not_there_is_no_empty_run(s3: str) -> None:
-    client = S3Store(
-        "no-such-bucket",
-        endpoint=s3,
-        access_key_id="key",
-        secret_access_key="secret",
-        region="us-east-1",
-        virtual_hosted_style_request=False,
-        client_options={"allow_http": True},
-    )
-    with pytest.raises(OSError):
-        RunArchive(ObjectStore(client)).scan()
+def test_a_bucket_that_is_not_there_is_no_empty_run(s3_url: str) -> None:
+    store = open_bucket(s3_url.replace("bucket-", "no-bucket-"))
+    for look in (RunArchive(store).scan, lambda: store.was_made("generations"), lambda: prove_conditions(store)):
+        with pytest.raises(OSError):
+            look()
+
+
+def test_storage_that_keeps_conditions_is_accepted_and_left_as_it_was(store: ObjectStore) -> None:
+    prove_conditions(store)
+    assert store.list_dir(".") == []
+
+
+@pytest.mark.parametrize("ignored", ["If-None-Match", "If-Match"])
+def test_storage_that_ignores_conditions_is_refused(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, ignored: str
+) -> None:
+    real = store.put_object
+
+    def put_object(key: str, data: bytes, *, replaces: str | None = None) -> str:
+        try:
+            return real(key, data, replaces=replaces)
+        except FileExistsError:
+            if (replaces is None) == (ignored == "If-None-Match"):
+                return "written all the same"
+            raise
+
+    monkeypatch.setattr(store, "put_object", put_object)
+    with pytest.raises(OSError, match=f"does not keep the condition {ignored}"):
+        prove_conditions(store)
+    assert store.list_dir(".") == []
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("/data/runs", "a URL of object storage"),
+        ("ftp://host/runs", "begins with s3, gs, az, abfs"),
+        ("s3:///runs", "a URL of object storage"),
+        ("s3://bucket/runs?secret_access_key=x", "without secret_access_key: secrets come from the environment"),
+        ("s3://bucket/runs?colour=red", "a URL that obstore takes; it says: .*colour"),
+    ],
+)
+def test_a_wrong_url_is_refused_with_what_would_be_right(url: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        open_bucket(url)
+    if "colour" not in url:
+        with pytest.raises(CallerError, match=f"RecoveryConfig.checkpoint_storage is .*it has to be .*{complaint}"):
+            RecoveryConfig(checkpoint_storage=url)
+    with pytest.raises(CallerError, match=complaint):
+        driver.prepare_storage(Path("run"), url)
+
+
+def test_a_place_is_told_as_a_url_without_its_options(s3_url: str, tmp_path: Path) -> None:
+    store = place.open_store(tmp_path / "name", s3_url)
+    bucket = s3_url.partition("?")[0]
+    assert store.place(A) == f"{bucket}/name/{A}" and store.place(".") == f"{bucket}/name"
+    assert place.open_store(tmp_path, None).place(A) == str(tmp_path / A)
 
 
 def test_ledger_lines_survive_the_segments(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:

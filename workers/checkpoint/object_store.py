@@ -6,7 +6,8 @@ What such storage guarantees, and what is built on it:
 - A request can ask that there be no object yet, or that it still be the one that was read (If-None-Match, If-Match).
   So of several processes exactly one creates a name, and nobody overwrites what he has not seen.
 - There are no directories, and no rename of many objects at once. So a directory is put out of sight by its *mark*, an
-  object trash/<path> that says "aside". Readers pass over what is marked; the mark goes last, after all else.
+  object trash/<path> that says "aside". Readers pass over what is marked; the mark goes last, after all else. Only
+  what lies in one of the run's own directories, as checkpoints do, can be marked, which saves looking everywhere.
 - Listings show what was written before them (all of the named ones do so since 2020).
 
 Faults survived: a kill between any two requests; another driver doing the same; an answer that is lost, so that the
@@ -64,8 +65,9 @@ class ObjectStore:
     Whoever records requests, or makes them fail, overrides put_object, delete_objects and begin_upload.
     """
 
-    def __init__(self, client: "Client") -> None:
+    def __init__(self, client: "Client", url: str = "") -> None:
         self._client = client
+        self._url = url
         self._tails: dict[str, tuple[int, Found | None]] = {}  # of files that are appended to: number, last segment
 
     # Requests that change something
@@ -113,6 +115,13 @@ class ObjectStore:
     def is_dir(self, path: str) -> bool:
         return bool(self._children(path)) and not self._is_aside(path)
 
+    def was_made(self, path: str) -> bool:
+        self._children(path)
+        return True
+
+    def place(self, path: str) -> str:
+        return f"{self._url}/{_key(path)}".rstrip("/")
+
     def size(self, path: str) -> int:
         with _os_errors(path):
             return int(self._client.head(_key(path))["size"])
@@ -130,6 +139,8 @@ class ObjectStore:
         return _ObjectFile(self._client, _key(path), self.size(path))
 
     def aside(self, path: str) -> list[str]:
+        if "/" in _key(path):
+            return []
         marks = f"{TRASH_DIR}/{_key(path)}"
         return sorted(name for name in self._children(marks) if self._is_aside(f"{_key(path)}/{name}"))
 
@@ -207,6 +218,8 @@ class ObjectStore:
 
     def _mark(self, path: str, wanted: str, generation: int) -> bool:
         """Write a mark, unless there is one that says otherwise and may."""
+        if _key(path).count("/") != 1:
+            raise ValueError(f"{path!r} cannot be set aside or held: it has to be a directory in one of the run's own")
         for _ in range(_TRIES_MAX):
             found = self._read_mark(path)
             if found is not None:
@@ -228,7 +241,7 @@ class ObjectStore:
             return None
 
     def _is_aside(self, path: str) -> bool:
-        found = self._read_mark(path) if _key(path) else None
+        found = self._read_mark(path) if _key(path).count("/") == 1 else None
         return found is not None and _state(found)[0] == "aside"
 
     def _children(self, path: str) -> set[str]:

@@ -63,6 +63,10 @@ class Store(Protocol):
     def is_dir(self, path: str) -> bool:
         """Whether a directory has this name."""
 
+    def was_made(self, path: str) -> bool:
+        """Whether a directory that the run made is there. False if the file system that it is on is not mounted here;
+        on object storage, which needs none to be made, whether the storage answers."""
+
     def size(self, path: str) -> int:
         """Bytes in a file."""
 
@@ -111,6 +115,9 @@ class Store(Protocol):
 
     def aside(self, path: str) -> list[str]:
         """Which directories in this one are set aside and not yet dropped: their names."""
+
+    def place(self, path: str) -> str:
+        """Where a file or directory lies, for people and for other programs: a path, or a URL."""
 
     def in_memory(self) -> bool:
         """Whether the root lies on a file system that keeps its files in memory only."""
@@ -165,6 +172,9 @@ class LocalStore:
 
     def is_dir(self, path: str) -> bool:
         return self.exists(path) and self.local_path(path).is_dir()
+
+    def was_made(self, path: str) -> bool:
+        return self.is_dir(path)
 
     def size(self, path: str) -> int:
         return os.stat(self.local_path(path)).st_size
@@ -296,6 +306,9 @@ class LocalStore:
 
     def sync_dir(self, path: str) -> None:
         _fsync_directory(self.local_path(path))
+
+    def place(self, path: str) -> str:
+        return str(self.local_path(path))
 
     def in_memory(self) -> bool:
         buffer = (ctypes.c_long * 32)()  # struct statfs begins with the type, and is smaller than this
