@@ -37,7 +37,7 @@ from workers.checkpoint.manifest import (
     read_manifest,
 )
 from workers.checkpoint.sealed import seal, unseal
-from workers.checkpoint.store import Store
+from workers.checkpoint.store import TRASH_DIR, Store
 from workers.errors import CheckpointDamaged, EnvironmentProblem, Fenced, LastgoodError
 
 GENERATIONS_DIR = "generations"
@@ -169,10 +169,11 @@ class RunArchive:
         *,
         suspects: Mapping[str, str] = MappingProxyType({}),
         memory: MemorySet | None = None,
+        begun: Collection[int] = (),
     ) -> Selection:
         """Choose what to restore; a rung that is visibly damaged is put into quarantine and the next one taken.
 
-        For `committed` see `scan`, for `suspects` and `memory` ladder.choose.
+        For `committed` see `scan`, for `suspects`, `memory` and `begun` ladder.choose.
         """
         newly: dict[str, str] = {}
         while True:
@@ -186,6 +187,8 @@ class RunArchive:
                 unfinished=scan.orphans,
                 suspects=suspects,
                 memory=memory,
+                begun=begun,
+                committed=committed,
             )
             if isinstance(choice, ladder.Restore):
                 problems = self.structural_problems(choice.name)
@@ -230,6 +233,8 @@ class RunArchive:
         except FileExistsError:
             raise Fenced(_fenced(record.number, record.number)) from None
         failpoint.hit("generation.created", generation=record.number, step=record.restored_step)
+        if record.parent is not None:
+            self._rely_on(record.parent, record.number, again=True)
         self._check_fence(record.number)
         attempts = self._attempts(fresh=True)
         committed = [attempt for attempt in attempts if self._is_committed(attempt.name) or attempt in seen.checkpoints]
@@ -296,8 +301,9 @@ class RunArchive:
             return False
         directory = checkpoint_dir(name)
         failpoint.hit("retention.trash", generation=my_generation)
+        self._store.make_dir(TRASH_DIR)
         try:
-            if not self._store.set_aside(directory, generation=my_generation):
+            if not self._store.set_aside(directory, generation=my_generation, began=self._began):
                 return False
         except FileNotFoundError:
             return True
@@ -328,11 +334,14 @@ class RunArchive:
         """Whether there is something of this save attempt, and no manifest."""
         return self._store.is_dir(checkpoint_dir(name)) and not self._is_committed(name)
 
-    def _rely_on(self, name: str, generation: int) -> None:
+    def _began(self, generation: int) -> bool:
+        return self._store.exists(_generation_path(generation))
+
+    def _rely_on(self, name: str, generation: int, *, again: bool = False) -> None:
         """What a generation continues from must not be lost behind it: whoever committed it may have been killed before
         its names were durable, and whoever was about to delete it may have a request under way."""
         with contextlib.suppress(FileNotFoundError):  # it is gone, which is seen to later
-            self._store.hold(checkpoint_dir(name), generation=generation)
+            self._store.hold(checkpoint_dir(name), generation=generation, again=again)
 
     # Reading
 

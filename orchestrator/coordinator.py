@@ -27,7 +27,7 @@ from orchestrator.handover import Handover
 from orchestrator.lifecycle import Lifecycle
 from orchestrator.mailbox import Mailboxes
 from orchestrator.observation import Observation
-from orchestrator.observe.ledger import Ledger
+from orchestrator.observe.ledger import Ledger, begun_generations, read_ledger
 from orchestrator.observe.page.status_page import StatusPage
 from orchestrator.outcome import CoordinatorConfig, Outcome
 from orchestrator.protection_watch import ProtectionWatch
@@ -210,6 +210,7 @@ class Coordinator:
             cadence=self._cadence,
             outcome=before.outcome,
             skipped=recovery.skipped_batches(self._ledger.path),
+            begun=set(begun_generations(read_ledger(self._ledger.path))),
             put=self._put,
             checkpoint=newest.name if newest else None,
             record=current,

@@ -79,7 +79,8 @@ class CreateAgain:
 
 @dataclass(slots=True, kw_only=True)
 class Lifecycle:
-    """`put` queues an event for the coordinator, to be handled after those that are there already."""
+    """`put` queues an event for the coordinator, to be handled after those that are there already. `begun`: numbers of
+    the generations that are in the ledger."""
 
     config: CoordinatorConfig
     archive: RunArchive
@@ -98,6 +99,7 @@ class Lifecycle:
     cadence: Cadence
     outcome: Outcome
     skipped: frozenset[BatchId]
+    begun: set[int]
     put: Callable[[Any], None]
     restore_failed: str | None = None
     _noticed_at: float | None = None
@@ -145,6 +147,7 @@ class Lifecycle:
                 self.archive,
                 run_dir=self.config.run_dir,
                 committed=frozenset(self.saves.committed),
+                begun=frozenset(self.begun),
                 driver=self.config.driver,
                 reason=self.rendezvous.reason,
                 world_size=len(self.rendezvous.members),
@@ -158,6 +161,7 @@ class Lifecycle:
             return
         self._refused_since, self._settling = None, None
         record = self.record = created.record
+        self.begun.add(record.number)
         for name, why in created.passed:
             logger.warning("lastgood: %s is passed over: %s", name, why)
             self.ledger.append("passed_over", checkpoint=name, reason=why)

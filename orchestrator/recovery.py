@@ -65,6 +65,7 @@ def create_generation(
     *,
     run_dir: Path,
     committed: Collection[str],
+    begun: Collection[int],
     driver: str,
     reason: str,
     world_size: int,
@@ -76,15 +77,15 @@ def create_generation(
 ) -> Created:
     """Choose the rung to restore and create the next generation's file.
 
-    `committed`: names that the ledger knows as committed and not deleted. `skip`: batches to pass over, beside those
-    that earlier generations did. `suspects`: states on probation, with reasons; if one is passed over, that is the
-    generation's reason. `memory`: the set in memory that could be restored. `on_quarantine(name, reason)` is called for
-    each rung that is found damaged, also if no generation comes of it. Raises NothingVerifies if there is no good rung,
-    Fenced if another driver has taken over.
+    `committed`: names that the ledger knows as committed and not deleted. `begun`: generations that it knows. `skip`:
+    batches to pass over, beside those that earlier generations did. `suspects`: states on probation, with reasons; if
+    one is passed over, that is the generation's reason. `memory`: the set in memory that could be restored.
+    `on_quarantine(name, reason)` is called for each rung that is found damaged, also if no generation comes of it.
+    Raises NothingVerifies if there is no good rung, Fenced if another driver has taken over.
     """
     for _ in range(_TRIES_MAX):
         failpoint.hit("restore.choose", reason=reason)
-        selection = archive.select(committed, suspects=suspects, memory=memory)
+        selection = archive.select(committed, suspects=suspects, memory=memory, begun=begun)
         choice, scan = selection.choice, selection.scan
         for name, why in selection.newly_quarantined.items():
             on_quarantine(name, why)

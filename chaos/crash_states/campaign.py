@@ -29,11 +29,12 @@ Told = Callable[[int], None]
 
 @dataclass(slots=True, kw_only=True)
 class Findings:
-    """small: by number of ranks, all states of small runs. drawn: from larger runs. objects: of runs on object storage.
+    """wanted: how many states were asked for. small: by number of ranks, all states of small runs. drawn: from larger runs. objects: of runs on object storage.
     mutants: see search.look_at_mutant. peers: see peers.look_at_peer.
     """
 
     seed: int
+    wanted: int = 0
     small: dict[int, Tally] = field(default_factory=dict)
     drawn: Tally = field(default_factory=Tally)
     objects: Tally = field(default_factory=Tally)
@@ -57,7 +58,7 @@ def search_all(
 ) -> Findings:
     """Judge at least `states` different states. `small`: with all those of small runs among them. `peers`: look at
     what others do, too."""
-    found = Findings(seed=seed)
+    found = Findings(seed=seed, wanted=states)
     with _pool(jobs) as submit:
         for ranks, orders in _DRAWN_ORDERS.items() if small else ():
             plans = search.small_plans(seed, ranks, orders)
@@ -93,7 +94,7 @@ def search_all(
 
 def verdicts(found: Findings) -> list[Verdict]:
     """One for each kind of storage, one for each mutant, and what others do."""
-    replay = f"lastgood chaos crash-states --seed {found.seed} --states {len(found.total.states)}"
+    replay = f"lastgood chaos crash-states --seed {found.seed} --states {found.wanted}"
     results = [_verdict("states after a power loss", found.on_files, replay)]
     if found.objects.recordings:
         results.append(_verdict("states of object storage", found.objects, replay))

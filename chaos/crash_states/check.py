@@ -19,7 +19,7 @@ from chaos.crash_states.scenario import Recording
 from orchestrator import recovery
 from orchestrator.archive import GENERATIONS_DIR, QUARANTINE_DIR, RunArchive
 from orchestrator.decide import lineage
-from orchestrator.observe.ledger import LEDGER_FILE, committed_checkpoints, parse_ledger
+from orchestrator.observe.ledger import LEDGER_FILE, begun_generations, committed_checkpoints, parse_ledger
 from workers.checkpoint.header import parse_header
 from workers.checkpoint.manifest import CHECKPOINTS_DIR, MANIFEST_FILE, parse_checkpoint_name
 from workers.checkpoint.reader import CheckpointReader
@@ -93,8 +93,9 @@ def check(
     *,
     late_commits: bool = False,
 ) -> Verdict:
-    """Judge one state, which `store` holds. `read`: in place of `unlike`. `late_commits`: a manifest may be there
-    whose checkpoint was deleted, as long as it is not on the lineage."""
+    """Judge one state, which `store` holds. `read`: in place of `unlike`. `late_commits`: commits of processes that are
+    gone may have arrived since. Then a run that began afresh, and was ended before it could note that in its ledger,
+    may stop with an error instead of beginning afresh again: nobody can tell then which came first."""
     ledger = parse_ledger(store.read_bytes(LEDGER_FILE)) if store.exists(LEDGER_FILE) else []
     there = store.list_dir(CHECKPOINTS_DIR)
     damage = dict(_damage(tree, there, recording))
@@ -109,6 +110,7 @@ def check(
             RunArchive(store, clock=_clock),
             run_dir=Path(),
             committed=committed_checkpoints(ledger),
+            begun=begun_generations(ledger),
             driver="the next one",
             reason="power loss",
             world_size=recording.plan.ranks,
@@ -120,7 +122,8 @@ def check(
         )
     except NothingVerifies as error:
         broken = "recovers" if promise.fresh else "never lost"
-        violations.append(Violation(broken, f"nothing was found to restore: {error}"))
+        if not (late_commits and promise.fresh and _is_doubtful(store, ledger)):
+            violations.append(Violation(broken, f"nothing was found to restore: {error}"))
     except Exception as error:  # whatever it is: no state justifies another error
         violations.append(Violation("recovers", f"{type(error).__name__}: {error}"))
     else:
@@ -175,6 +178,12 @@ def _structure(
     for name in sorted(promise.kept):
         if name in damage or name not in there:
             yield Violation("kept", f"{name} was committed, and {damage.get(name, 'its directory')} is not there")
+
+
+def _is_doubtful(store: Store, ledger: list[dict[str, Any]]) -> bool:
+    """Whether the newest generation is not known to have begun."""
+    newest = lineage.current(RunArchive(store).scan(manifests=False).generations)
+    return newest is not None and newest.number not in begun_generations(ledger)
 
 
 def _eligible(store: Store) -> set[str]:

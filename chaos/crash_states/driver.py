@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from chaos.crash_states.object_record import RecordingObjectStore
+from chaos.crash_states.object_record import RecordedLedger, RecordingObjectStore
 from chaos.crash_states.record import Log, RecordingStore
 from chaos.crash_states.requests import RequestLog
 from orchestrator import recovery
@@ -17,7 +17,15 @@ from orchestrator.decide.commit import Commit, CommitMachine, Persist
 from orchestrator.decide.lineage import GenerationRecord
 from orchestrator.generation_file import generation_bytes
 from orchestrator.housekeeping import Housekeeping
-from orchestrator.observe.ledger import DURABLE_KINDS, LEDGER_FILE, Ledger, committed_checkpoints, parse_ledger
+from orchestrator.observe.ledger import (
+    DURABLE_KINDS,
+    LEDGER_FILE,
+    Ledger,
+    LedgerStore,
+    begun_generations,
+    committed_checkpoints,
+    parse_ledger,
+)
 from workers.checkpoint.digests import image_digests
 from workers.checkpoint.header import parse_header
 from workers.checkpoint.manifest import (
@@ -77,9 +85,11 @@ class Driver:
         self.keepers = [self.open_store() for _ in range(course.plan.ranks)]
         self.archive = self.archive_kind(self.store, course)
         self.prepare()
-        told = self.store.read_bytes(LEDGER_FILE) if self.store.exists(LEDGER_FILE) else b""
-        self.committed = set(committed_checkpoints(parse_ledger(told)))
-        self.ledger = Ledger(Path(LEDGER_FILE), clock=course.clock, store=self.store)
+        lines = self.open_ledger()
+        told = lines.read_bytes(LEDGER_FILE) if lines.exists(LEDGER_FILE) else b""
+        entries = parse_ledger(told)
+        self.committed, self.begun = set(committed_checkpoints(entries)), begun_generations(entries)
+        self.ledger = Ledger(Path(LEDGER_FILE), clock=course.clock, store=lines)
         self.ledger.listen(self._recorded)
         self.ledger.append("coordinator", driver="driver", resumed=False, pid=1)
         self.machine = CommitMachine()
@@ -98,6 +108,10 @@ class Driver:
         """Each process has its own."""
         return self.store_kind(self.course.storage, cast(Log, self.course.log), self.course.before)
 
+    def open_ledger(self) -> LedgerStore:
+        """Where the ledger is."""
+        return cast(RecordingStore, self.store)
+
     def prepare(self) -> None:
         """Make the run directory ready."""
         self.archive.prepare()
@@ -109,6 +123,7 @@ class Driver:
             self.archive,
             run_dir=Path(),
             committed=self.committed,
+            begun=self.begun,
             driver=f"driver of {reason}",
             reason=reason,
             world_size=self.course.plan.ranks,
@@ -227,3 +242,6 @@ class ObjectDriver(Driver):
 
     def open_store(self) -> Store:
         return self.object_store_kind(self.course.storage, cast(RequestLog, self.course.log), self.course.before)
+
+    def open_ledger(self) -> LedgerStore:
+        return RecordedLedger(cast(RecordingObjectStore, self.store))

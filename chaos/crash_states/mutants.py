@@ -272,7 +272,7 @@ class _DeletesInPlace(Driver):
 
 class _ReliesTooEarly(Driver):
     class _Archive(MarkingArchive):
-        def _rely_on(self, name: str, generation: int) -> None:
+        def _rely_on(self, name: str, generation: int, *, again: bool = False) -> None:
             """Left out."""
 
     archive_kind = _Archive

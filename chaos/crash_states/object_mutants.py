@@ -3,7 +3,7 @@
 Nothing here is used by anything but the check itself.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -27,7 +27,6 @@ def object_mutants() -> tuple[Mutant, ...]:
         Mutant("objects: the mark goes before what it hides", _with(_MarkGoesFirst), _OLD_GOES),
         Mutant("objects: a shard can be seen while it is uploaded", _with(_SeenParts)),
         Mutant("objects: a generation's object replaces another's", _with(_Replaces), {"killed": True}),
-        Mutant("objects: the ledger replaces what was not seen", _with(_ForgetsOthers), {"killed": True}),
         Mutant("objects: what is relied on is not held", _with(_HoldsNothing), _OLD_IS_TAKEN),
         Mutant("objects: a late mark replaces a hold", _with(_MarksAnyway), _OLD_IS_TAKEN),
     )
@@ -48,7 +47,8 @@ class _DeletesUnmarked(ObjectDriver):
     class _Archive(MarkingArchive):
         def delete(self, name: str, *, my_generation: int) -> bool:
             self._course.mark("delete begins", name=name)
-            cast(RecordingObjectStore, self._store).drop(checkpoint_dir(name))
+            store, path = cast(RecordingObjectStore, self._store), checkpoint_dir(name)
+            store.delete_objects([f"{path}/{file}" for file in store.list_dir(path)])
             return True
 
     archive_kind = _Archive
@@ -57,7 +57,7 @@ class _DeletesUnmarked(ObjectDriver):
 class _MarkGoesFirst(RecordingObjectStore):
     def drop(self, path: str) -> None:
         self.delete_objects([f"trash/{path}"])
-        super().drop(path)
+        self.delete_objects([f"{path}/{name}" for name in self.list_dir(path)])
 
 
 class _SeenParts(RecordingObjectStore):
@@ -78,20 +78,12 @@ class _Replaces(RecordingObjectStore):
         self.put_always(path, data)
 
 
-class _ForgetsOthers(RecordingObjectStore):
-    def put_object(self, key: str, data: bytes, *, replaces: str | None = None) -> str:
-        if not key.startswith("ledger"):
-            return super().put_object(key, data, replaces=replaces)
-        self.put_always(key, data)
-        return self.get_object(key).version
-
-
 class _HoldsNothing(RecordingObjectStore):
-    def hold(self, path: str, *, generation: int) -> None:
+    def hold(self, path: str, *, generation: int, again: bool = False) -> None:
         """Left out."""
 
 
 class _MarksAnyway(RecordingObjectStore):
-    def set_aside(self, path: str, *, generation: int) -> bool:
+    def set_aside(self, path: str, *, generation: int, began: Callable[[int], bool]) -> bool:
         self.put_always(f"trash/{path}", b'{"state": "aside", "generation": %d}\n' % generation)
         return True

@@ -10,7 +10,7 @@ from obstore.store import MemoryStore as Client
 
 from chaos.crash_states.enumerate import Tree
 from chaos.crash_states.requests import Delete, Put, Request, RequestLog
-from workers.checkpoint.object_store import Found, ObjectStore, Upload
+from workers.checkpoint.object_store import Found, ObjectStore, Upload, Version
 
 
 def bucket_of(tree: Tree) -> ObjectStore:
@@ -30,12 +30,12 @@ class RecordingObjectStore(ObjectStore):
         self.client = client
         self.log = log
         self.before = before
-        self._contents: dict[tuple[str, str], bytes] = {}  # by key and version
+        self._contents: dict[tuple[str, Version], bytes] = {}  # by key and version
 
-    def put_object(self, key: str, data: bytes, *, replaces: str | None = None) -> str:
+    def put_object(self, key: str, data: bytes, *, replaces: Version | None = None) -> Version:
         put = Put(key, data, "absent") if replaces is None else Put(key, data, "same", self._contents[key, replaces])
         with self.requesting([put]) as alive:
-            version = super().put_object(key, data, replaces=replaces) if alive else ""
+            version = super().put_object(key, data, replaces=replaces) if alive else (None, None)
         self._contents[key, version] = data
         return version
 
@@ -48,6 +48,9 @@ class RecordingObjectStore(ObjectStore):
         with self.requesting([Delete(key) for key in keys]) as alive:
             if alive:
                 super().delete_objects(keys)
+
+    def mark_id(self) -> str:
+        return str(self.log.next_id())  # so that equal runs have equal records
 
     def begin_upload(self, key: str) -> "RecordedUpload":
         return RecordedUpload(self, key, super().begin_upload(key))
@@ -89,6 +92,25 @@ class RecordedUpload:
         with self.store.requesting([Put(self.key, self.content)]) as alive:
             if alive:
                 self.inner.close()
+
+
+class RecordedLedger:
+    """The ledger's store. It lies in the run directory, on a file system of its own: each line is there at once."""
+
+    def __init__(self, store: RecordingObjectStore) -> None:
+        self._store = store
+
+    def exists(self, path: str) -> bool:
+        return self._store.exists(path)
+
+    def read_bytes(self, path: str) -> bytes:
+        return self._store.read_bytes(path)
+
+    def append(self, path: str, data: bytes, *, sync: bool = True) -> None:
+        if self._store.before():
+            content = (self.read_bytes(path) if self.exists(path) else b"") + data
+            self._store.log.answer(self._store.log.send([Put(path, content)]))
+            self._store.client.put(path, content)
 
 
 def _objects(tree: Tree, prefix: str) -> Iterator[tuple[str, bytes]]:

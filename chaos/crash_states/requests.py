@@ -81,10 +81,15 @@ class RequestLog:
     def __init__(self) -> None:
         self.ops: list[Event] = []
         self._numbers = itertools.count()
+        self._ids = itertools.count(1)
 
     def mark(self, kind: str, **facts: Any) -> None:
         """Something that is no request happened."""
         self.ops.append(Mark(kind, facts))
+
+    def next_id(self) -> int:
+        """Another number each time."""
+        return next(self._ids)
 
     def send(self, requests: Sequence[Request]) -> list[int]:
         """They are on their way; returns their numbers."""

@@ -4,8 +4,8 @@ Invariants:
 - The newest state on the lineage that nothing speaks against: a committed checkpoint, or a set of snapshots in memory,
   which comes first where both hold the same.
 - Never a fresh start beside a committed checkpoint, good or bad, on the lineage or not: that would lose the run in
-  silence. One exception: a run that began afresh beside an unfinished save may do so again when that save's commit has
-  arrived late, from a driver that was gone or stopped by then.
+  silence. One exception: a run that is known to have begun afresh beside an unfinished save may do so again when that
+  save's commit has arrived late, from a driver that was gone or stopped by then.
 - Nor where saves never complete: if one generation left unfinished saves of several steps, the run went on past a save
   that failed, and after the next failure would do all that work again, for nothing.
 - A state on probation, and what came out of it, is passed over for one before it, wherever it lies now. If there is
@@ -14,7 +14,7 @@ Invariants:
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -77,16 +77,19 @@ def choose(
     unfinished: Iterable[CheckpointRecord] = (),
     suspects: Mapping[str, str] = MappingProxyType({}),
     memory: MemorySet | None = None,
+    begun: Collection[int] = (),
+    committed: Collection[str] = (),
 ) -> Choice:
     """Choose from all committed `checkpoints`; `rejected` maps names to reasons: quarantined, or visibly damaged.
 
     `unfinished` are the attempts without a manifest; `suspects` maps names that are on probation to reasons; `memory`
-    is the newest set that all ranks could restore from memory.
+    is the newest set that all ranks could restore from memory. `begun` are the generations whose file was looked at
+    again after it was in place, `committed` the names whose commit has returned, as far as the ledger knows.
     """
     generations, checkpoints, unfinished = tuple(generations), tuple(checkpoints), tuple(unfinished)
     rungs = eligible(generations, (*checkpoints, *([_as_rung(memory)] if memory else ())))
     doubtful = _with_descendants(rungs, generations, suspects)
-    committed = {(rung.generation, rung.step) for rung in rungs if rung.name != (memory and memory.name)}
+    on_storage = {(rung.generation, rung.step) for rung in rungs if rung.name != (memory and memory.name)}
     for against in ({**doubtful, **rejected}, rejected):
         passed: list[tuple[str, str]] = []
         for rung in rungs:
@@ -96,9 +99,9 @@ def choose(
                 return FromMemory(memory=memory, parent=parent, passed=tuple(passed))
             if rung.name not in against:
                 return Restore(name=rung.name, generation=rung.generation, step=rung.step, passed=tuple(passed))
-            if memory is None or rung.name != memory.name or (rung.generation, rung.step) not in committed:
+            if memory is None or rung.name != memory.name or (rung.generation, rung.step) not in on_storage:
                 passed.append((rung.name, against[rung.name]))  # else the same state follows, as a checkpoint
-    late = _late_commits(generations, checkpoints)
+    late = [one for one in _late_commits(generations, checkpoints, begun) if one.name not in committed]
     if any(checkpoint not in late for checkpoint in checkpoints):
         named = {name for name, _ in passed}
         rolled_back = _newest_first(checkpoint for checkpoint in checkpoints if checkpoint.name not in named)
@@ -135,13 +138,16 @@ def _with_descendants(
 
 
 def _late_commits(
-    generations: Sequence[GenerationRecord], checkpoints: Iterable[CheckpointRecord]
+    generations: Sequence[GenerationRecord], checkpoints: Iterable[CheckpointRecord], begun: Collection[int]
 ) -> list[CheckpointRecord]:
-    """Those that were unfinished when the run that goes on now began afresh."""
+    """Those that were unfinished when the run that goes on now began afresh.
+
+    A generation whose file was not looked at again may have been overtaken by their commits, so it shows nothing.
+    """
     records = {record.number: record for record in generations}
     path = chain(generations, checkpoints)
     root = records.get(path[-1].generation) if path else None
-    if root is None or root.source != "fresh":
+    if root is None or root.source != "fresh" or root.number not in begun:
         return []
     return [checkpoint for checkpoint in checkpoints if checkpoint.name in root.unfinished]
 

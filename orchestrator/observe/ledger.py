@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from workers import failpoint
-from workers.checkpoint.store import LocalStore, Store
+from workers.checkpoint.store import LocalStore
 
 _PATIENCE_SECONDS = 1.0
 _IDLE_SECONDS = 10.0
@@ -56,15 +56,25 @@ DURABLE_KINDS = frozenset(
 never to a kill."""
 
 
+class LedgerStore(Protocol):
+    """What the ledger needs of storage: see LocalStore."""
+
+    def exists(self, path: str) -> bool: ...
+
+    def read_bytes(self, path: str) -> bytes: ...
+
+    def append(self, path: str, data: bytes, *, sync: bool = True) -> None: ...
+
+
 class Ledger:
     """Appends to the ledger at `path`, whose directory exists. Safe to use from several threads.
 
     `store` is that directory, if it is to be written through another one than usual.
     """
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time, store: Store | None = None) -> None:
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time, store: LedgerStore | None = None) -> None:
         self.path = path
-        self._store: Store = store if store is not None else LocalStore(path.parent)
+        self._store: LedgerStore = store if store is not None else LocalStore(path.parent)
         self._name = path.name
         self._clock = clock
         self._lock = threading.Lock()
@@ -164,6 +174,11 @@ def committed_checkpoints(entries: Iterable[dict[str, Any]]) -> frozenset[str]:
         elif entry["kind"] == "deleted":
             names.discard(str(entry.get("checkpoint")))
     return frozenset(names)
+
+
+def begun_generations(entries: Iterable[dict[str, Any]]) -> frozenset[int]:
+    """Numbers of the generations that the ledger says were created and not found void."""
+    return frozenset(entry["generation"] for entry in entries if entry["kind"] == "generation")
 
 
 def entries_in(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:

@@ -529,6 +529,19 @@ def test_deleting_leaves_nothing_and_deleting_again_is_fine(run: Run) -> None:
     assert list((run.root / "trash").iterdir()) == []
 
 
+def test_nothing_is_called_deleted_when_the_run_directory_goes_away_meanwhile(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.start(1)
+    manifest = run.save(1, 10)
+    elsewhere = run.root.with_name("elsewhere")
+    at_point(monkeypatch, "retention.trash", lambda: run.root.rename(elsewhere))
+    with pytest.raises(FileNotFoundError):
+        run.archive.delete(manifest.name, my_generation=1)
+    elsewhere.rename(run.root)
+    assert run.names() == [manifest.name]
+
+
 @pytest.mark.parametrize("point", ["retention.trash", "retention.unlink"])
 def test_killed_while_deleting_the_rest_is_cleaned_up_later(
     run: Run, monkeypatch: pytest.MonkeyPatch, point: str

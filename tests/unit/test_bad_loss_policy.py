@@ -126,6 +126,7 @@ def create(archive: RunArchive, *, skip: set[BatchId], driver: str = "d") -> tup
         archive,
         run_dir=Path("run"),
         committed=(),
+        begun=(),
         driver=driver,
         reason="failure",
         world_size=2,

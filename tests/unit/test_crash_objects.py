@@ -80,7 +80,7 @@ def test_a_recording_holds_every_request_and_is_the_same_each_time() -> None:
     sent = [event for event in first.ops if isinstance(event, Sent)]
     assert {event.number for event in sent} == {event.number for event in first.ops if isinstance(event, Answered)}
     keys = [event.request.key for event in sent]
-    for part in ("ledger.jsonl/", "generations/", "rank-00001", "manifest.json", "trash/"):
+    for part in ("ledger.jsonl", "generations/", "rank-00001", "manifest.json", "trash/"):
         assert any(part in key for key in keys), part
     # What is left at the end is what the bucket holds.
     *_, last = moments(first.ops)

@@ -99,18 +99,26 @@ def test_a_run_that_began_afresh_beside_an_unfinished_save_does_so_again_when_th
     late, other = checkpoint(1, 10), checkpoint(1, 20)
     again = replace(generation(2), unfinished=(late.name,))
     afresh = Fresh(unfinished=(late.name,))
-    assert choose(generations=[generation(1), again], checkpoints=[late], rejected={}) == afresh
+    assert choose(generations=[generation(1), again], checkpoints=[late], rejected={}, begun={1, 2}) == afresh
+    # Nobody looked again after this generation's file was in place: the commit may have been first.
+    assert isinstance(choose(generations=[generation(1), again], checkpoints=[late], rejected={}), NothingVerifies)
+    told = choose(
+        generations=[generation(1), again], checkpoints=[late], rejected={}, begun={1, 2}, committed={late.name}
+    )
+    assert isinstance(told, NothingVerifies)
     # What was not seen to be unfinished may have been put back by somebody.
     for generations, checkpoints in (
         ([generation(1), again], [late, other]),
         ([generation(1), replace(again, unfinished=())], [late]),
         ([generation(1), replace(again, source="unknown")], [late]),
     ):
-        choice = choose(generations=generations, checkpoints=checkpoints, rejected={})
+        choice = choose(generations=generations, checkpoints=checkpoints, rejected={}, begun={1, 2})
         assert isinstance(choice, NothingVerifies), (generations, checkpoints)
     # Once it has saved something itself, that is what counts.
     mine = checkpoint(2, 10)
-    choice = choose(generations=[generation(1), again], checkpoints=[late, mine], rejected={mine.name: "damaged"})
+    choice = choose(
+        generations=[generation(1), again], checkpoints=[late, mine], rejected={mine.name: "damaged"}, begun={1, 2}
+    )
     assert isinstance(choice, NothingVerifies) and [name for name, _ in choice.found] == [mine.name, late.name]
 
 

@@ -1,26 +1,28 @@
 """The store on object storage: what a Store owes, over obstore's store in memory and over HTTP to an S3 server."""
 
+import errno
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from checkpoint_samples import make_manifest, same_bytes, save_shards, two_ranks, whole_tensors
+from obstore.exceptions import GenericError
 from obstore.store import MemoryStore
 
 from orchestrator import RecoveryConfig, driver
 from orchestrator.archive import RunArchive
 from orchestrator.decide.ladder import Fresh, Restore
 from orchestrator.decide.lineage import GenerationRecord
-from orchestrator.observe.ledger import Ledger, parse_ledger
 from workers import failpoint
-from workers.checkpoint import object_store, place
+from workers.checkpoint import place
 from workers.checkpoint.digests import BLOCK_BYTES
 from workers.checkpoint.files import closing_file
 from workers.checkpoint.manifest import CHECKPOINTS_DIR, Manifest, checkpoint_dir
-from workers.checkpoint.object_store import ObjectStore
+from workers.checkpoint.object_store import ObjectStore, Version
 from workers.checkpoint.place import open_bucket, prove_conditions
 from workers.checkpoint.reader import CheckpointReader
 from workers.checkpoint.verify import verify_checkpoint
@@ -43,6 +45,11 @@ def open_store(request: pytest.FixtureRequest) -> Open:
 @pytest.fixture
 def store(open_store: Open) -> ObjectStore:
     return open_store()
+
+
+def began(generation: int) -> bool:
+    """All of them did."""
+    return True
 
 
 def put(store: ObjectStore, path: str, content: bytes = b"content") -> None:
@@ -133,60 +140,32 @@ def test_of_many_that_create_a_name_one_succeeds(open_store: Open) -> None:
         stores[0].write_atomic("name", b"other")
 
 
-def test_what_is_appended_is_there_in_order_however_many_append(
-    open_store: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(object_store, "_SEGMENT_BYTES", 40)
-    first, second = open_store(), open_store()
-    lines = [b"line %02d of one of two\n" % number for number in range(12)]
-    for number, line in enumerate(lines):
-        (first, second)[number // 2 % 2].append("log", line)
-    assert first.read_bytes("log") == b"".join(lines)
-    assert len(first.list_dir("log")) > 5 and first.exists("log")
-    open_store().append("log", b"last\n", sync=False)
-    assert first.read_bytes("log").endswith(lines[-1] + b"last\n")
-
-
-def test_an_append_whose_answer_is_lost_is_there_once(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.append("log", b"one\n")
-    real = store.put_object
-
-    def put_twice(key: str, data: bytes, *, replaces: str | None = None) -> str:
-        real(key, data, replaces=replaces)
-        return real(key, data, replaces=replaces)  # the client repeats the request
-
-    monkeypatch.setattr(store, "put_object", put_twice)
-    for line in (b"two\n", b"three\n"):
-        store.append("log", line)
-    assert store.read_bytes("log") == b"one\ntwo\nthree\n"
-
-
 # ---------------------------------------------------------------- out of sight, and held
 
 
 def test_what_is_set_aside_is_out_of_sight_and_can_be_put_back_or_dropped(open_store: Open) -> None:
     store, other = open_store(), open_store()
     put(store, f"{A}/shard")
-    assert store.set_aside(A, generation=1)
+    assert store.set_aside(A, generation=1, began=began)
     assert other.list_dir(CHECKPOINTS_DIR) == [] and other.list_dir(A) == []
     assert not other.exists(A) and not other.is_dir(A) and other.aside(CHECKPOINTS_DIR) == [A.rpartition("/")[2]]
     store.put_back(A, generation=1)
     assert other.list_dir(A) == ["shard"] and other.aside(CHECKPOINTS_DIR) == []
-    assert store.set_aside(A, generation=1)
+    assert store.set_aside(A, generation=1, began=began)
     store.drop(A)
     store.drop(A)
-    assert other.list_dir(".") == []
+    assert not other.exists(A) and other.aside(CHECKPOINTS_DIR) == []
     with pytest.raises(FileNotFoundError):
-        store.set_aside(A, generation=1)
+        store.set_aside(A, generation=1, began=began)
 
 
 def test_what_a_later_generation_holds_is_not_set_aside_by_an_earlier_one(open_store: Open) -> None:
     store, other = open_store(), open_store()
     put(store, f"{A}/shard")
     other.hold(A, generation=2)
-    assert store.set_aside(A, generation=1) is False and store.is_dir(A)
+    assert store.set_aside(A, generation=1, began=began) is False and store.is_dir(A)
     other.hold(A, generation=2)
-    assert other.set_aside(A, generation=3) and not store.is_dir(A)
+    assert other.set_aside(A, generation=3, began=began) and not store.is_dir(A)
     with pytest.raises(FileNotFoundError):
         store.hold(A, generation=4)
 
@@ -200,7 +179,7 @@ def test_a_mark_that_arrives_late_does_not_hide_what_is_held(
     monkeypatch.setattr(
         store, "put_object", lambda key, data, replaces=None: late.append(lambda: real(key, data, replaces=replaces))
     )
-    store.set_aside(A, generation=1)  # on its way when its process dies
+    store.set_aside(A, generation=1, began=began)  # on its way when its process dies
     monkeypatch.undo()
     store.hold(A, generation=2)
     with pytest.raises(FileExistsError):
@@ -208,11 +187,139 @@ def test_a_mark_that_arrives_late_does_not_hide_what_is_held(
     assert store.is_dir(A)
 
 
-def test_a_mark_that_nobody_can_read_hides_nothing(store: ObjectStore) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"not ours",
+        b"[]",
+        b'{"state": "aside"}',
+        b'{"state": "aside", "generation": Infinity}',
+        b'{"state": "sideways", "generation": 1}',
+        b"[" * 100_000,
+    ],
+    ids=range(6),
+)
+def test_a_mark_that_nobody_can_read_hides_nothing(store: ObjectStore, content: bytes) -> None:
     put(store, f"{A}/shard")
-    put(store, f"trash/{A}", b"not ours")
-    assert store.is_dir(A) and store.aside(CHECKPOINTS_DIR) == []
-    assert store.set_aside(A, generation=1) and not store.is_dir(A)
+    put(store, f"trash/{A}", content)
+    assert store.is_dir(A) and store.aside(CHECKPOINTS_DIR) == [] and store.list_dir(CHECKPOINTS_DIR) != []
+    assert store.set_aside(A, generation=1, began=began) and not store.is_dir(A)
+
+
+def test_what_was_put_back_is_not_dropped_by_one_who_had_seen_it_aside(open_store: Open) -> None:
+    store, other = open_store(), open_store()
+    put(store, f"{A}/shard")
+    store.set_aside(A, generation=1, began=began)
+    assert other.aside(CHECKPOINTS_DIR) == [A.rpartition("/")[2]]
+    store.put_back(A, generation=1)
+    other.drop(A)
+    assert store.list_dir(A) == ["shard"]
+
+
+def test_what_is_being_dropped_cannot_be_put_back_or_held(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(store, f"{A}/shard")
+    store.set_aside(A, generation=1, began=began)
+    real = store.delete_objects
+
+    def delete_objects(keys: Sequence[str]) -> None:
+        store.put_back(A, generation=1)
+        with pytest.raises(FileNotFoundError):
+            store.hold(A, generation=2)
+        assert not store.is_dir(A)
+        real(keys)
+
+    monkeypatch.setattr(store, "delete_objects", delete_objects)
+    store.drop(A)
+    assert store.list_dir(CHECKPOINTS_DIR) == []
+
+
+def test_what_arrives_after_it_was_dropped_stays_out_of_sight_for_an_hour(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, f"{A}/shard")
+    store.set_aside(A, generation=1, began=began)
+    store.drop(A)
+    put(store, f"{A}/manifest.json")  # a commit whose answer was given up
+    assert store.list_dir(CHECKPOINTS_DIR) == [] and not store.exists(A) and store.aside(CHECKPOINTS_DIR) == []
+    assert store.list_dir(f"trash/{CHECKPOINTS_DIR}") == [A.rpartition("/")[2]]
+    later = time.time() + 3601
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert store.aside(CHECKPOINTS_DIR) == []
+    assert store.list_dir(f"trash/{CHECKPOINTS_DIR}") == []
+
+
+def test_the_hold_of_a_generation_that_never_began_is_no_obstacle(open_store: Open) -> None:
+    store, other = open_store(), open_store()
+    put(store, f"{A}/shard")
+    other.hold(A, generation=2)
+    assert store.set_aside(A, generation=1, began=lambda generation: generation < 2)
+    # If it begins now, it looks again.
+    with pytest.raises(FileNotFoundError):
+        other.hold(A, generation=2, again=True)
+
+
+def test_a_hold_that_is_renewed_refuses_those_who_saw_the_first(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = open_store(), open_store()
+    put(store, f"{A}/shard")
+    other.hold(A, generation=2)
+    real, seen = store.put_object, []
+
+    def put_object(key: str, data: bytes, *, replaces: Version | None = None) -> Version:
+        if not seen:
+            seen.append(replaces)
+            other.hold(A, generation=2, again=True)  # its file is there now
+        return real(key, data, replaces=replaces)
+
+    monkeypatch.setattr(store, "put_object", put_object)
+    answers = iter([False, True])
+    assert store.set_aside(A, generation=1, began=lambda generation: next(answers)) is False
+    assert store.is_dir(A)
+
+
+def test_equal_marks_are_told_apart_also_where_equal_contents_have_equal_tags(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, f"{A}/shard")
+    store.hold(A, generation=2)
+    late: list[Callable[[], Version]] = []
+    real = store.put_object
+    monkeypatch.setattr(
+        store, "put_object", lambda key, data, replaces=None: late.append(lambda: real(key, data, replaces=replaces))
+    )
+    store.set_aside(A, generation=2, began=began)  # on its way when its process dies
+    monkeypatch.undo()
+    store.set_aside(A, generation=2, began=began)
+    store.put_back(A, generation=2)
+    with pytest.raises(FileExistsError):
+        late[0]()
+    assert store.is_dir(A)
+
+
+def test_only_what_lies_in_one_of_the_runs_directories_is_marked(store: ObjectStore) -> None:
+    put(store, "a/b/c/d")
+    for path in ("a", "a/b/c"):
+        with pytest.raises(ValueError, match="cannot be set aside or held"):
+            store.hold(path, generation=1)
+    store.hold("a/b", generation=1)
+    assert store.list_dir(".") == ["a", "trash"] and store.aside(".") == []
+
+
+def test_a_replacement_names_all_that_tells_versions_apart() -> None:
+    """Google's storage goes by its own count of generations, the others by the tag."""
+    asked: list[Any] = []
+
+    class Client:
+        def put(self, key: str, data: bytes, *, mode: Any) -> dict[str, Any]:
+            asked.append(mode)
+            return {"e_tag": "tag", "version": "17"}
+
+    store = ObjectStore(Client())  # type: ignore[arg-type]
+    version = store.put_object("key", b"one")
+    store.put_object("key", b"two", replaces=version)
+    store.put_object("key", b"two", replaces=("tag", None))
+    assert asked == ["create", {"e_tag": "tag", "version": "17"}, {"e_tag": "tag"}]
 
 
 # ---------------------------------------------------------------- a run
@@ -292,11 +399,39 @@ def test_what_a_killed_driver_began_to_delete_is_finished_by_the_next(open_store
     archive.create_generation(record(1), seen=archive.scan())
     manifest = save(store, 10)
     archive.commit(manifest)
-    store.set_aside(checkpoint_dir(manifest.name), generation=1)
+    store.set_aside(checkpoint_dir(manifest.name), generation=1, began=began)
     scan = archive.scan([manifest.name])
     assert scan.checkpoints == () and [gone.name for gone in scan.vanished] == [manifest.name]
     assert archive.empty_trash(my_generation=1) is True
-    assert store.list_dir("checkpoints") == [] and store.list_dir("trash") == []
+    assert store.list_dir("checkpoints") == [] and store.aside("checkpoints") == []
+
+
+def test_a_request_that_fails_on_its_way_condemns_no_checkpoint(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = RunArchive(store)
+    archive.create_generation(record(1), seen=archive.scan())
+    manifest = save(store, 10)
+    archive.commit(manifest)
+    for failing in (f"{checkpoint_dir(manifest.name)}/manifest.json", "generations/00000001.json"):
+        real = store._client
+
+        class Client:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(real, name)  # noqa: B023
+
+            def get(self, key: str) -> Any:
+                if key == failing:  # noqa: B023
+                    raise GenericError("connection reset by peer")
+                return real.get(key)  # noqa: B023
+
+        store._client = Client()  # type: ignore[assignment]
+        with pytest.raises(OSError, match="connection reset") as raised:
+            archive.select()
+        store._client = real
+        assert raised.value.errno == errno.EREMOTEIO
+    choice = archive.select().choice
+    assert isinstance(choice, Restore) and choice.name == manifest.name and archive.scan().rejected == {}
 
 
 def test_a_bucket_that_is_not_there_is_no_empty_run(s3_url: str) -> None:
@@ -317,12 +452,12 @@ def test_storage_that_ignores_conditions_is_refused(
 ) -> None:
     real = store.put_object
 
-    def put_object(key: str, data: bytes, *, replaces: str | None = None) -> str:
+    def put_object(key: str, data: bytes, *, replaces: Version | None = None) -> Version:
         try:
             return real(key, data, replaces=replaces)
         except FileExistsError:
             if (replaces is None) == (ignored == "If-None-Match"):
-                return "written all the same"
+                return None, None
             raise
 
     monkeypatch.setattr(store, "put_object", put_object)
@@ -356,11 +491,3 @@ def test_a_place_is_told_as_a_url_without_its_options(s3_url: str, tmp_path: Pat
     bucket = s3_url.partition("?")[0]
     assert store.place(A) == f"{bucket}/name/{A}" and store.place(".") == f"{bucket}/name"
     assert place.open_store(tmp_path, None).place(A) == str(tmp_path / A)
-
-
-def test_ledger_lines_survive_the_segments(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_store, "_SEGMENT_BYTES", 300)
-    ledger = Ledger(Path("ledger.jsonl"), store=store)
-    for step in range(8):
-        ledger.append("commit", step=step, checkpoint=f"c{step}", generation=1)
-    assert [entry["step"] for entry in parse_ledger(store.read_bytes("ledger.jsonl"))] == list(range(8))

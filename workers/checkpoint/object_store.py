@@ -6,18 +6,18 @@ What such storage guarantees, and what is built on it:
 - A request can ask that there be no object yet, or that it still be the one that was read (If-None-Match, If-Match).
   So of several processes exactly one creates a name, and nobody overwrites what he has not seen.
 - There are no directories, and no rename of many objects at once. So a directory is put out of sight by its *mark*, an
-  object trash/<path> that says "aside". Readers pass over what is marked; the mark goes last, after all else. Only
-  what lies in one of the run's own directories, as checkpoints do, can be marked, which saves looking everywhere.
+  object trash/<path>: "aside" says that it is out of sight and may be put back, "dropping" that it is being deleted,
+  and an empty mark that it is gone. The last one stays for an hour, in case a request for it is still under way. Only
+  what lies in one of the run's own directories, as checkpoints do, can be marked.
 - Listings show what was written before them (all of the named ones do so since 2020).
 
 Faults survived: a kill between any two requests; another driver doing the same; an answer that is lost, so that the
 repeated request finds its own work (contents are compared); and a request of a process that is gone, which arrives
 late, when others have long gone on. The last one is why a generation *holds* what it relies on: it writes "held" and
-its number into the mark, and an earlier generation's "aside", which demands that there be no mark or an older one, is
-refused. An upload that was begun and never completed leaves parts that cost money and that nobody sees: buckets should
-have a rule that removes them.
-
-A file that is appended to is a row of objects, <path>/00000001 and so on, of which the last is replaced at each append.
+its number into the mark, and what demands that there be no mark, or an older one, is refused from then on. An upload
+that was begun and never completed leaves parts that cost money and that nobody sees: buckets should have a rule that
+removes them. Errors of the network are no damage: they have an errno of their own. A shard is sent in parts of 8 MiB,
+of which S3 takes 10,000.
 """
 
 import contextlib
@@ -25,7 +25,9 @@ import dataclasses
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from workers.checkpoint.digests import BLOCK_BYTES
@@ -35,8 +37,9 @@ from workers.checkpoint.store import TRASH_DIR, checked_path, hit_point
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
 
-_SEGMENT_BYTES = 256 << 10
 _TRIES_MAX = 20
+_GONE = b""
+_GONE_SECONDS = 3600.0
 _UPLOADS_AT_ONCE = 4
 _NO_LIMIT_BYTES = 1 << 62
 
@@ -51,12 +54,30 @@ class Upload(Protocol):
         """That was all: the object appears."""
 
 
+Version = tuple[str | None, str | None]
+"""Tells an object's contents apart: its entity tag, and its generation where the storage counts them."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Found:
     """An object's content, and what to give to `put_object` so that it replaces just this."""
 
     content: bytes
-    version: str
+    version: Version
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mark:
+    """state: "held", "aside", "dropping", "gone", or "" for one that nobody can read. generation: whose it is."""
+
+    state: str
+    generation: int
+    version: Version
+
+    @property
+    def hides(self) -> bool:
+        """Whether the directory is out of sight."""
+        return self.state in ("aside", "dropping", "gone")
 
 
 class ObjectStore:
@@ -68,16 +89,16 @@ class ObjectStore:
     def __init__(self, client: "Client", url: str = "") -> None:
         self._client = client
         self._url = url
-        self._tails: dict[str, tuple[int, Found | None]] = {}  # of files that are appended to: number, last segment
 
     # Requests that change something
 
-    def put_object(self, key: str, data: bytes, *, replaces: str | None = None) -> str:
+    def put_object(self, key: str, data: bytes, *, replaces: Version | None = None) -> Version:
         """Create an object, or replace the version that was read. Returns its version; FileExistsError if there is one
         already, or another."""
+        expected = {name: value for name, value in zip(("e_tag", "version"), replaces or (), strict=False) if value}
         with _os_errors(key):
-            result = self._client.put(key, data, mode="create" if replaces is None else {"e_tag": replaces})
-        return result["e_tag"] or ""
+            result = self._client.put(key, data, mode="create" if replaces is None else expected)  # type: ignore[arg-type]
+        return result["e_tag"], result["version"]
 
     def delete_objects(self, keys: Sequence[str]) -> None:
         """Delete them, in no order; those that are gone are fine."""
@@ -98,12 +119,14 @@ class ObjectStore:
         """An object; FileNotFoundError if there is none."""
         with _os_errors(key):
             result = self._client.get(key)
-            return Found(bytes(result.bytes()), result.meta["e_tag"] or "")
+            return Found(bytes(result.bytes()), (result.meta["e_tag"], result.meta["version"]))
 
     def list_dir(self, path: str, *, fresh: bool = False) -> list[str]:
-        if self._is_aside(path):
+        if self._is_hidden(path):
             return []
-        return sorted(self._children(path) - set(self.aside(path)))
+        # The marks after the names: what goes meanwhile has one.
+        names = self._children(path)
+        return sorted(names - {name for name, mark in self._marks(path) if mark.hides})
 
     def exists(self, path: str) -> bool:
         try:
@@ -113,7 +136,7 @@ class ObjectStore:
         return True
 
     def is_dir(self, path: str) -> bool:
-        return bool(self._children(path)) and not self._is_aside(path)
+        return bool(self._children(path)) and not self._is_hidden(path)
 
     def was_made(self, path: str) -> bool:
         self._children(path)
@@ -127,22 +150,13 @@ class ObjectStore:
             return int(self._client.head(_key(path))["size"])
 
     def read_bytes(self, path: str) -> bytes:
-        try:
-            return self.get_object(_key(path)).content
-        except FileNotFoundError:
-            segments = sorted(self._children(path))
-            if not segments:
-                raise
-            return b"".join(self.get_object(f"{_key(path)}/{name}").content for name in segments)
+        return self.get_object(_key(path)).content
 
     def open_existing(self, path: str, *, direct: bool = False) -> StoreFile:
         return _ObjectFile(self._client, _key(path), self.size(path))
 
     def aside(self, path: str) -> list[str]:
-        if "/" in _key(path):
-            return []
-        marks = f"{TRASH_DIR}/{_key(path)}"
-        return sorted(name for name in self._children(marks) if self._is_aside(f"{_key(path)}/{name}"))
+        return sorted(name for name, mark in self._marks(path, prune=True) if mark.state in ("aside", "dropping"))
 
     def in_memory(self) -> bool:
         return False
@@ -171,78 +185,112 @@ class ObjectStore:
         hit_point(points, "rename", context)
         self.put_object(_key(path), data)
 
-    def append(self, path: str, data: bytes, *, sync: bool = True) -> None:
-        for _ in range(_TRIES_MAX):
-            number, last = self._tails.get(path) or self._find_tail(path)
-            if last is not None and last.content and len(last.content) + len(data) > _SEGMENT_BYTES:
-                number, last = number + 1, None
-            content = (last.content if last is not None else b"") + data
-            key = f"{_key(path)}/{number:08d}"
-            try:
-                version = self.put_object(key, content, replaces=last.version if last is not None else None)
-            except FileExistsError:
-                # Another one appended, or this is an answer that was lost.
-                self._tails.pop(path, None)
-                found = self.get_object(key)
-                if found.content != content:
-                    continue
-                version = found.version
-            self._tails[path] = number, Found(content, version)
-            return
-        raise OSError(errno.EBUSY, "others append to it all the time", path)
-
     def begin(self, path: str, *, direct: bool = False) -> NewFile:
         if self.exists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         return _NewObject(self.begin_upload(_key(path)), path)
 
-    def hold(self, path: str, *, generation: int) -> None:
+    def hold(self, path: str, *, generation: int, again: bool = False) -> None:
         if not self.is_dir(path) or not self._mark(path, "held", generation):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
-    def set_aside(self, path: str, *, generation: int) -> bool:
+    def set_aside(self, path: str, *, generation: int, began: Callable[[int], bool]) -> bool:
         if not self.is_dir(path):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        return self._mark(path, "aside", generation)
+        return self._mark(path, "aside", generation, began)
 
     def put_back(self, path: str, *, generation: int) -> None:
-        found = self._read_mark(path)
-        if found is not None and _state(found) == ("aside", generation):
-            self.put_object(_mark_key(path), _mark_content("held", generation), replaces=found.version)
+        mark = self._read_mark(path)
+        if mark is not None and (mark.state, mark.generation) == ("aside", generation):
+            self._replace_mark(path, "held", mark)
 
     def drop(self, path: str) -> None:
+        mark = self._read_mark(path)
+        if mark is None or not mark.hides:
+            return  # it was put back
+        if mark.state == "aside":
+            with contextlib.suppress(FileExistsError):
+                self._replace_mark(path, "dropping", mark)
+            mark = self._read_mark(path)
+            if mark is None or mark.state == "held":
+                return
         self.delete_objects(self._below(path))
-        self.delete_objects([_mark_key(path)])
+        if mark.state != "gone":
+            with contextlib.suppress(FileExistsError):  # another one does the same
+                self.put_object(_mark_key(path), _GONE, replaces=mark.version)
 
     # Inside
 
-    def _mark(self, path: str, wanted: str, generation: int) -> bool:
+    def mark_id(self) -> str:
+        """Another one for each mark: where equal contents have equal tags, a late request could not tell them apart."""
+        return uuid.uuid4().hex
+
+    def _mark(self, path: str, wanted: str, generation: int, began: Callable[[int], bool] = lambda _: True) -> bool:
         """Write a mark, unless there is one that says otherwise and may."""
         if _key(path).count("/") != 1:
             raise ValueError(f"{path!r} cannot be set aside or held: it has to be a directory in one of the run's own")
         for _ in range(_TRIES_MAX):
-            found = self._read_mark(path)
-            if found is not None:
-                state, by = _state(found)
-                if state == wanted and by == generation:
+            mark = self._read_mark(path)
+            if mark is not None:
+                if mark.state == "aside" and wanted == "aside" and mark.generation == generation:
                     return True
-                if by > generation or (state == "aside" and wanted == "held"):
+                if mark.hides and not (mark.state == "aside" and wanted == "aside"):
                     return False
-            content = _mark_content(wanted, generation)
+                # A generation that never began relies on nothing. If it begins now it looks again, and finds this.
+                if mark.generation > generation and began(mark.generation):
+                    return False
             with contextlib.suppress(FileExistsError):
-                self.put_object(_mark_key(path), content, replaces=found.version if found is not None else None)
+                if mark is None:
+                    self.put_object(_mark_key(path), self._mark_content(wanted, generation))
+                else:
+                    self._replace_mark(path, wanted, mark, generation)
                 return True
         raise OSError(errno.EBUSY, "others change its mark all the time", path)
 
-    def _read_mark(self, path: str) -> Found | None:
+    def _replace_mark(self, path: str, state: str, mark: Mark, generation: int | None = None) -> None:
+        content = self._mark_content(state, mark.generation if generation is None else generation)
+        self.put_object(_mark_key(path), content, replaces=mark.version)
+
+    def _mark_content(self, state: str, generation: int) -> bytes:
+        return json.dumps({"state": state, "generation": generation, "id": self.mark_id()}).encode() + b"\n"
+
+    def _read_mark(self, path: str) -> Mark | None:
         try:
-            return self.get_object(_mark_key(path))
+            found = self.get_object(_mark_key(path))
         except FileNotFoundError:
             return None
+        if found.content == _GONE:
+            return Mark("gone", -1, found.version)
+        try:
+            values = json.loads(found.content)
+            return Mark(str(values["state"]), int(values["generation"]), found.version)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            return Mark("", -1, found.version)  # nobody's that knows lastgood
 
-    def _is_aside(self, path: str) -> bool:
-        found = self._read_mark(path) if _key(path).count("/") == 1 else None
-        return found is not None and _state(found)[0] == "aside"
+    def _is_hidden(self, path: str) -> bool:
+        # Others have no mark: a request less for each.
+        mark = self._read_mark(path) if _key(path).count("/") == 1 else None
+        return mark is not None and mark.hides
+
+    def _marks(self, path: str, *, prune: bool = False) -> list[tuple[str, Mark]]:
+        """Of what lies in one of the run's own directories, by name. `prune`: delete those that have had their time."""
+        if _key(path) == "" or "/" in _key(path):
+            return []
+        with _os_errors(path):
+            entries = self._client.list_with_delimiter(f"{TRASH_DIR}/{_key(path)}")["objects"]
+        found, old = [], []
+        for entry in entries:
+            name = entry["path"].rpartition("/")[2]
+            if entry["size"] > len(_GONE):
+                if mark := self._read_mark(f"{_key(path)}/{name}"):
+                    found.append((name, mark))
+                continue
+            found.append((name, Mark("gone", -1, (entry["e_tag"], entry["version"]))))
+            if time.time() - entry["last_modified"].timestamp() > _GONE_SECONDS:
+                old.append(entry["path"])
+        if prune and old:
+            self.delete_objects(old)
+        return found
 
     def _children(self, path: str) -> set[str]:
         """First parts of the names below a path."""
@@ -255,12 +303,6 @@ class ObjectStore:
     def _below(self, path: str) -> list[str]:
         with _os_errors(path):
             return sorted(entry["path"] for chunk in self._client.list(_key(path)) for entry in chunk)
-
-    def _find_tail(self, path: str) -> tuple[int, Found | None]:
-        segments = sorted(self._children(path))
-        if not segments:
-            return 1, None
-        return int(segments[-1]), self.get_object(f"{_key(path)}/{segments[-1]}")
 
 
 class _NewObject:
@@ -320,8 +362,9 @@ class _ObjectFile:
         if count <= 0:
             return 0
         with _os_errors(self._key):
-            buffer[:count] = memoryview(self._client.get_range(self._key, start=position, length=count))
-        return count
+            data = memoryview(self._client.get_range(self._key, start=position, length=count))
+        buffer[: len(data)] = data
+        return len(data)
 
     def is_cached(self, position: int, size_bytes: int) -> bool:
         return False
@@ -342,18 +385,6 @@ def _mark_key(path: str) -> str:
     return f"{TRASH_DIR}/{_key(path)}"
 
 
-def _mark_content(state: str, generation: int) -> bytes:
-    return json.dumps({"state": state, "generation": generation}).encode() + b"\n"
-
-
-def _state(mark: Found) -> tuple[str, int]:
-    try:
-        values = json.loads(mark.content)
-        return str(values["state"]), int(values["generation"])
-    except (ValueError, KeyError, TypeError):
-        return "", -1  # nobody's that knows lastgood
-
-
 @contextlib.contextmanager
 def _os_errors(path: str) -> Iterator[None]:
     """What obstore raises, as the OSErrors that a Store raises."""
@@ -370,7 +401,7 @@ def _os_errors(path: str) -> Iterator[None]:
     except exceptions.NotSupportedError as error:
         raise OSError(errno.EOPNOTSUPP, _first_line(error), path) from error
     except exceptions.BaseError as error:
-        raise OSError(errno.EIO, _first_line(error), path) from error
+        raise OSError(errno.EREMOTEIO, _first_line(error), path) from error
 
 
 def _first_line(error: Exception) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from workers.checkpoint.object_store import ObjectStore
+from workers.checkpoint.object_store import ObjectStore, Version
 from workers.checkpoint.store import LocalStore, Store
 
 SCHEMES = ("s3", "gs", "az", "abfs")
@@ -59,14 +59,16 @@ def prove_conditions(store: ObjectStore) -> None:
     """Raise an OSError if nothing can be written, or if conditions are not kept: then drivers could not exclude each
     other."""
     key = f".probe-{uuid.uuid4().hex}"
-    version = store.put_object(key, b"one")
+    older = store.put_object(key, b"one")
     try:
-        for what, replaces in (("If-None-Match", None), ("If-Match", "another version")):
+        version = store.put_object(key, b"two", replaces=older)
+        conditions: tuple[tuple[str, Version | None], ...] = (("If-None-Match", None), ("If-Match", older))
+        for what, replaces in conditions:
             try:
-                store.put_object(key, b"two", replaces=replaces)
+                store.put_object(key, b"three", replaces=replaces)
             except FileExistsError:
                 continue
             raise OSError(errno.EOPNOTSUPP, f"this storage does not keep the condition {what}", store.place("."))
-        store.put_object(key, b"two", replaces=version)
+        store.put_object(key, b"four", replaces=version)
     finally:
         store.delete_objects([key])

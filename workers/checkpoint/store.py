@@ -86,9 +86,6 @@ class Store(Protocol):
         points="commit" passes the fault points commit.open, .write, .fsync, .rename, .dir_fsync and .parent_fsync.
         """
 
-    def append(self, path: str, data: bytes, *, sync: bool = True) -> None:
-        """Append to a file in one write, creating it if need be; a crash may leave a part of `data` at its end."""
-
     def begin(self, path: str, *, direct: bool = False) -> NewFile:
         """Begin a file that gets its name once it is complete; FileExistsError if the name is taken. `direct`: past
         this machine's page cache, where that is possible."""
@@ -99,19 +96,20 @@ class Store(Protocol):
     def sync_dir(self, path: str) -> None:
         """Make the names in a directory durable."""
 
-    def hold(self, path: str, *, generation: int) -> None:
+    def hold(self, path: str, *, generation: int, again: bool = False) -> None:
         """A generation is going to rely on this directory: all of it is durable, and not to be set aside by an earlier
-        generation, however late its request arrives. FileNotFoundError if it is gone."""
+        generation, however late its request arrives. FileNotFoundError if it is gone. `again`: once more, now that the
+        generation's file is there, against those who had seen the first hold and no file."""
 
-    def set_aside(self, path: str, *, generation: int) -> bool:
+    def set_aside(self, path: str, *, generation: int, began: Callable[[int], bool]) -> bool:
         """Take a directory out of sight, durably and as a whole; then it can be put back, or dropped. False if a later
-        generation holds it; FileNotFoundError if it is gone."""
+        generation holds it, one that `began`; FileNotFoundError if it is gone."""
 
     def put_back(self, path: str, *, generation: int) -> None:
         """Undo `set_aside`."""
 
     def drop(self, path: str) -> None:
-        """Delete a directory that is set aside, and all in it; nothing happens if it is gone."""
+        """Delete a directory that is set aside, and all in it; nothing happens if it is gone, or was put back."""
 
     def aside(self, path: str) -> list[str]:
         """Which directories in this one are set aside and not yet dropped: their names."""
@@ -211,6 +209,7 @@ class LocalStore:
         self.sync_dir(_parent(_parent(path)))
 
     def append(self, path: str, data: bytes, *, sync: bool = True) -> None:
+        """Append to a file in one write, creating it if need be; a crash may leave a part of `data` at its end."""
         with contextlib.closing(self.open_append(path)) as file:
             file.append(data)
             if sync:
@@ -226,16 +225,18 @@ class LocalStore:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.local_path(path)))
         return _LocalNewFile(self, path, direct=direct)
 
-    def hold(self, path: str, *, generation: int) -> None:
+    def hold(self, path: str, *, generation: int, again: bool = False) -> None:
+        if again:
+            return
         # Whoever wrote it may have been killed before its names were durable. A late rename is not to be feared: a
         # process that is gone has none under way.
         self.sync_dir(path)
         self.sync_dir(_parent(path))
 
-    def set_aside(self, path: str, *, generation: int) -> bool:
+    def set_aside(self, path: str, *, generation: int, began: Callable[[int], bool]) -> bool:
         target = _aside(path)
-        self.make_dir(TRASH_DIR)
-        self.remove_tree(target)
+        with contextlib.suppress(FileNotFoundError):  # another one empties the trash
+            self.remove_tree(target)
         self.rename(path, target)
         return True
 
