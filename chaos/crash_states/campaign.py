@@ -29,8 +29,8 @@ Told = Callable[[int], None]
 
 @dataclass(slots=True, kw_only=True)
 class Findings:
-    """wanted: how many states were asked for. small: by number of ranks, all states of small runs. drawn: from larger runs. objects: of runs on object storage.
-    mutants: see search.look_at_mutant. peers: see peers.look_at_peer.
+    """wanted: how many states were asked for. small: by number of ranks, all states of small runs. drawn: from larger
+    runs. objects: of runs on object storage. mutants: see search.look_at_mutant. peers: see peers.look_at_peer.
     """
 
     seed: int

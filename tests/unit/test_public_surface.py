@@ -60,6 +60,7 @@ def test_the_recovery_settings_have_these_names_and_defaults() -> None:
         "metrics_port": 0,
         "metrics_host": "127.0.0.1",
         "check_replicas": True,
+        "checkpoint_storage": None,
         "preload": (),
         "volatile": (),
         "failpoints": (),

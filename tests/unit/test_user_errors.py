@@ -156,6 +156,14 @@ def test_a_storage_path_that_cannot_be_written_is_named_with_the_setting(tmp_pat
     assert "choose a directory that this user may write on every node" in text
 
 
+def test_checkpoint_storage_that_cannot_be_written_is_named_with_the_setting(tmp_path: Path, s3_url: str) -> None:
+    url = s3_url.replace("bucket-", "no-bucket-")
+    with pytest.raises(EnvironmentProblem) as caught:
+        driver.prepare_storage(tmp_path, url)
+    place = f"{url.partition('?')[0]}/{tmp_path.name}"
+    assert told(caught.value).startswith(f"RecoveryConfig.checkpoint_storage: {place} cannot be written")
+
+
 def test_a_full_disk_is_found_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_fd: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

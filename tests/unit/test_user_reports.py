@@ -150,6 +150,7 @@ def test_rays_own_list_of_checkpoints_may_be_cut_short_or_name_what_is_gone(tmp_
     kept = index.with_name("ledger.jsonl")
     kept.touch()
     driver.prepare_run_dir(index.parent)
+    driver.prepare_storage(index.parent, None)
     driver.forget_ray_index(index.parent)
     assert not index.exists(), "Ray reads this when it starts, and would refuse to"
     assert kept.exists()
