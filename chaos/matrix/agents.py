@@ -216,6 +216,12 @@ class Agents:
         os.close(payload_fd)
 
     def _start(self, agent: Agent, command: StartRank) -> None:
+        while agent.standby is not None and agent.standby.process is None:
+            # It was ready, and ordered to start, sooner than the host's word of it came.
+            received = self._host.receive()
+            if received is None:
+                os._exit(0)
+            self._from_host(*received)
         rank = agent.standby
         if rank is None or rank.process is None or not rank.may_start(command) or agent.current is not None:
             agent.link.tell(_exit(agent, command.generation, 0, -signal.SIGKILL, None))
