@@ -26,7 +26,7 @@ from orchestrator.outcome import CoordinatorConfig, Outcome
 from orchestrator.rounds import Round
 from workers.checkpoint.object_store import ObjectStore
 from workers.checkpoint.place import open_store, prove_conditions
-from workers.checkpoint.store import Store, make_root
+from workers.checkpoint.store import make_root
 from workers.errors import CallerError, EnvironmentProblem
 from workers.link import NAMESPACE
 
@@ -83,7 +83,7 @@ def prepare_run_dir(run_dir: Path) -> None:
         ) from error
 
 
-def prepare_storage(run_dir: Path, url: str | None) -> Store:
+def prepare_storage(run_dir: Path, url: str | None) -> None:
     """Make ready where checkpoints go, and prove that what they rely on holds there."""
     what = "RunConfig.storage_path" if url is None else "RecoveryConfig.checkpoint_storage"
     try:
@@ -99,7 +99,6 @@ def prepare_storage(run_dir: Path, url: str | None) -> Store:
             f"{what}: {store.place('.')} cannot be written ({error.strerror}); choose a place that this user may write "
             f"from every node"
         ) from error
-    return store
 
 
 def forget_ray_index(run_dir: Path) -> None:

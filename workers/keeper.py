@@ -24,7 +24,7 @@ from workers.checkpoint.manifest import CHECKPOINTS_DIR
 from workers.checkpoint.persist import ReadBack, write_shard
 from workers.checkpoint.place import open_store
 from workers.checkpoint.slots import Slot, SlotState
-from workers.checkpoint.store import is_no_space
+from workers.checkpoint.store import LocalStore, is_no_space
 from workers.errors import CheckpointDamaged
 from workers.groups import GroupRecord
 from workers.handing_out import HandingOut
@@ -315,7 +315,9 @@ class Keeper:
             why, remedy = "which the driver made, is not there", "use a directory that all nodes share"
         except OSError as error:
             why, remedy = f"cannot be used ({error})", "give all nodes access to it"
-        return f"RunConfig.storage_path: {self._store.place('.')}, {why} on node {self._node}; {remedy}"
+        local = isinstance(self._store, LocalStore)
+        setting = "RunConfig.storage_path" if local else "RecoveryConfig.checkpoint_storage"
+        return f"{setting}: {self._store.place('.')}, {why} on node {self._node}; {remedy}"
 
     def _obey(self, command: Command) -> None:
         match command:

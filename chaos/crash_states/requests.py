@@ -9,7 +9,6 @@ effect after anything that was answered since. Parts of an upload that was not c
 """
 
 import itertools
-import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -145,13 +144,6 @@ def all_states(moment: Moment) -> Iterator[State]:
         if state.digest not in seen:
             seen.add(state.digest)
             yield state
-
-
-def draw(moment: Moment, rng: random.Random) -> State:
-    """One of them."""
-    requests = [request for request in moment.under_way if rng.random() < 0.5]
-    rng.shuffle(requests)
-    return _state(moment, requests)
 
 
 def describe(event: Event) -> str:

@@ -31,7 +31,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,8 +48,6 @@ RESTORE_ROUNDS = 3
 RESTARTED = "lastgood"
 RESTARTS = 3
 STEPS_WEIGHED = 8
-HELD_LOOKS = 8
-HELD_LOOK_SECONDS = 0.2
 READ_BYTES = 8 << 20
 PLAIN = {arm.name: arm for arm in (*peers(), *floors(), *floors_again())}
 SITTINGS = (
@@ -137,12 +134,7 @@ class Bench:
 
     def save_and_weigh(self, name: str) -> None:
         self._save(name)
-        # The least of several looks, over more than a step: gradients and activations come and go.
-        looks = []
-        for _ in range(HELD_LOOKS):
-            looks.append(pss_bytes(self._group(name).pids()))
-            time.sleep(HELD_LOOK_SECONDS)
-        self.results[name].add("memory_held", min(looks))
+        self.results[name].add("memory_held", pss_bytes(self._group(name).pids()))
 
     def memory_bytes(self) -> int:
         return sum(pss_bytes(group.pids()) for group in self._groups.values())
