@@ -15,7 +15,7 @@ from typing import Any
 
 from orchestrator.archive import RunArchive
 from orchestrator.decide.lineage import CheckpointRecord, GenerationRecord, chain, eligible, newest
-from orchestrator.observe.ledger import LEDGER_FILE, parse_ledger, read_ledger
+from orchestrator.observe.ledger import LEDGER_FILE, begun_generations, parse_ledger, read_ledger
 from orchestrator.run_store import store_of
 from workers.checkpoint.manifest import MANIFEST_FILE, checkpoint_dir, parse_checkpoint_name
 from workers.checkpoint.store import LocalStore
@@ -60,11 +60,11 @@ class History:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self._store = store_of(run_dir)
-        scan = RunArchive(self._store).scan(fresh=False)
+        self.ledger: Sequence[Entry] = read_ledger(run_dir / LEDGER_FILE)
+        scan = RunArchive(self._store).scan(begun=begun_generations(self.ledger), fresh=False)
         self.generations: Sequence[GenerationRecord] = sorted(scan.generations, key=lambda record: record.number)
         self.committed: Sequence[CheckpointRecord] = scan.checkpoints
         self.quarantined: Mapping[str, str] = scan.quarantined
-        self.ledger: Sequence[Entry] = read_ledger(run_dir / LEDGER_FILE)
         self.faults: Sequence[Entry] = sorted(_markers(run_dir / "faults"), key=lambda marker: float(marker["at"]))
         self.kills: Sequence[Entry] = [marker for marker in self.faults if marker["action"] == "kill_rank"]
         self._manifest_times = {manifest.name: manifest.created_at for manifest in scan.manifests}
@@ -89,8 +89,7 @@ class History:
 
     def begun(self) -> list[GenerationRecord]:
         """The generations whose ranks were started; the file of another may be left by a driver that died, or void."""
-        kinds = ("generation", "restored", "first_step")
-        numbers = {entry["generation"] for kind in kinds for entry in self.entries(kind)}
+        numbers = begun_generations(self.ledger)
         return [record for record in self.generations if record.number in numbers]
 
     def deletions(self) -> dict[str, Entry]:

@@ -55,7 +55,8 @@ class LineageMoved(LastgoodError):
 class ScanResult:
     """What is in the run directory.
 
-    generations: all records, lowest first, without those that this driver created in vain (see LineageMoved).
+    generations: all records, lowest first, without those that this driver created in vain (see LineageMoved), and
+    without those that do not count (see lineage.without_void).
     checkpoints: every committed one, also where its manifest is damaged or, though it was committed, gone.
     vanished: those that were committed, and whose directory is gone; they may come back with a mount, so they are
     never quarantined.
@@ -104,12 +105,20 @@ class RunArchive:
 
     # Looking
 
-    def scan(self, committed: Collection[str] = (), *, manifests: bool = True, fresh: bool = True) -> ScanResult:
+    def scan(
+        self,
+        committed: Collection[str] = (),
+        *,
+        begun: Collection[int] = (),
+        manifests: bool = True,
+        fresh: bool = True,
+    ) -> ScanResult:
         """Look at everything.
 
         `committed` are names known to have been committed, from the ledger: without their manifest they are damaged,
-        and no orphans. manifests=False leaves manifests unread, so that damage in one is not noticed. `fresh` defeats
-        stale listings of network file systems, and needs write access.
+        and no orphans. `begun`: generations known to have begun, from there too. manifests=False leaves manifests
+        unread, so that damage in one is not noticed. `fresh` defeats stale listings of network file systems, and needs
+        write access.
         """
         numbers = self._generation_numbers(fresh=fresh)
         generations = tuple(self._read_generation(number) for number in numbers if number not in self._created_in_vain)
@@ -137,7 +146,7 @@ class RunArchive:
                     read.append(manifest)
         used = [*numbers, *(record.generation for record in (*checkpoints, *orphans))]
         return ScanResult(
-            generations=generations,
+            generations=lineage.without_void(generations, (*checkpoints, *orphans), begun),
             checkpoints=tuple(checkpoints),
             manifests=tuple(read),
             orphans=tuple(orphans),
@@ -176,8 +185,9 @@ class RunArchive:
         For `committed` see `scan`, for `suspects`, `memory` and `begun` ladder.choose.
         """
         newly: dict[str, str] = {}
+        known = {*begun, memory.generation} if begun and memory is not None else begun
         while True:
-            scan = self.scan(committed, manifests=False)
+            scan = self.scan(committed, begun=known, manifests=False)
             damaged = {name: reason for name, reason in scan.problems.items() if name not in scan.quarantined}
             vanished = {record.name: _VANISHED for record in scan.vanished}
             choice = ladder.choose(
@@ -268,6 +278,7 @@ class RunArchive:
         visible = self._store.list_dir(directory, fresh=True)
         unseen = [shard.file for shard in manifest.shards if shard.file not in visible]
         if unseen:
+            self._check_fence(my_generation)  # another driver deletes what earlier ones did not finish
             raise EnvironmentProblem(
                 f"{directory}/{unseen[0]} was written by a keeper but is not to be seen from the coordinator's node; "
                 f"RunConfig.storage_path has to be a directory that all nodes share"

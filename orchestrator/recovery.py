@@ -83,6 +83,7 @@ def create_generation(
     `on_quarantine(name, reason)` is called for each rung that is found damaged, also if no generation comes of it.
     Raises NothingVerifies if there is no good rung, Fenced if another driver has taken over.
     """
+    refused: ladder.NothingVerifies | None = None
     for _ in range(_TRIES_MAX):
         failpoint.hit("restore.choose", reason=reason)
         selection = archive.select(committed, suspects=suspects, memory=memory, begun=begun)
@@ -90,7 +91,11 @@ def create_generation(
         for name, why in selection.newly_quarantined.items():
             on_quarantine(name, why)
         if isinstance(choice, ladder.NothingVerifies):
-            raise choice.error(str(run_dir))
+            # Another driver may have committed and deleted while this one looked: so twice in a row, or it is no word.
+            if choice == refused:
+                raise choice.error(str(run_dir))
+            refused = choice
+            continue
         parent, generation, step, source = _origin(choice)
         passed = () if isinstance(choice, ladder.Fresh) else choice.passed
         record = GenerationRecord(

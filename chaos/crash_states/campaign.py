@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos.crash_states import object_search, search
+from chaos.crash_states import object_search, rival_search, search
 from chaos.crash_states.check import GUARANTEES
 from chaos.crash_states.mutants import mutants
 from chaos.crash_states.object_mutants import object_mutants
 from chaos.crash_states.peers import PEERS, look_at_peer
+from chaos.crash_states.rival_mutants import rival_mutants
 from chaos.crash_states.search import Tally
 from chaos.verdict import Outcome, Verdict
 
@@ -30,7 +31,8 @@ Told = Callable[[int], None]
 @dataclass(slots=True, kw_only=True)
 class Findings:
     """wanted: how many states were asked for. small: by number of ranks, all states of small runs. drawn: from larger
-    runs. objects: of runs on object storage. mutants: see search.look_at_mutant. peers: see peers.look_at_peer.
+    runs. objects: of runs on object storage. rivals: of two drivers at once, there. mutants: see
+    search.look_at_mutant. peers: see peers.look_at_peer.
     """
 
     seed: int
@@ -38,6 +40,7 @@ class Findings:
     small: dict[int, Tally] = field(default_factory=dict)
     drawn: Tally = field(default_factory=Tally)
     objects: Tally = field(default_factory=Tally)
+    rivals: Tally = field(default_factory=Tally)
     mutants: list[dict[str, Any]] = field(default_factory=list)
     peers: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
@@ -50,7 +53,7 @@ class Findings:
     @property
     def total(self) -> Tally:
         """Those of object storage too."""
-        return _together(self.on_files, self.objects)
+        return _together(self.on_files, self.objects, self.rivals)
 
 
 def search_all(
@@ -70,8 +73,13 @@ def search_all(
             submit(object_search.look_at_objects, plan, part, _PARTS) for plan in plans for part in range(_PARTS)
         ]
         found.objects = _gather(on_objects, told)
+        rivals = [submit(rival_search.look_at_rivals, seed, part, _PARTS) for part in range(_PARTS) if small]
+        found.rivals = _gather(rivals, told)
         tried = [submit(search.look_at_mutant, index, seed) for index in range(len(mutants()))]
         tried += [submit(object_search.look_at_object_mutant, index, seed) for index in range(len(object_mutants()))]
+        tried += [
+            submit(rival_search.look_at_rival_mutant, index, seed) for index in range(len(rival_mutants())) if small
+        ]
         others = [submit(look_at_peer, name, seed) for name in PEERS if peers]
         seen = set(found.total.states)
         drawing: list[Future[Tally]] = []
@@ -98,6 +106,8 @@ def verdicts(found: Findings) -> list[Verdict]:
     results = [_verdict("states after a power loss", found.on_files, replay)]
     if found.objects.recordings:
         results.append(_verdict("states of object storage", found.objects, replay))
+    if found.rivals.recordings:
+        results.append(_verdict("states after two drivers at once", found.rivals, replay))
     for mutant in found.mutants:
         results.append(
             Verdict(
@@ -138,6 +148,7 @@ def as_json(found: Findings) -> dict[str, Any]:
         "examples": total.examples,
         "mutants": found.mutants,
         "object_store": _tally_json(found.objects),
+        "two_drivers": _tally_json(found.rivals),
         "peers": found.peers,
         "guarantees": GUARANTEES,
     }
@@ -173,10 +184,7 @@ def _verdict(name: str, tally: Tally, replay: str) -> Verdict:
 
 def _told(example: dict[str, Any]) -> str:
     guarantee = GUARANTEES.get(example["guarantee"], "")
-    return (
-        f"{example['guarantee']} ({guarantee}): {example['detail']}; the power went after operation "
-        f"{example['operations']}, {example['last']}, of the run {example['plan']}"
-    )
+    return f"{example['guarantee']} ({guarantee}): {example['detail']}; {example['when']}, in the run {example['plan']}"
 
 
 def _gather(parts: list[Future[Tally]], told: Told) -> Tally:

@@ -94,12 +94,11 @@ def check(
     late_commits: bool = False,
 ) -> Verdict:
     """Judge one state, which `store` holds. `read`: in place of `unlike`. `late_commits`: commits of processes that are
-    gone may have arrived since. Then a run that began afresh, and was ended before it could note that in its ledger,
-    may stop with an error instead of beginning afresh again: nobody can tell then which came first."""
+    gone may have arrived since."""
     ledger = parse_ledger(store.read_bytes(LEDGER_FILE)) if store.exists(LEDGER_FILE) else []
     there = store.list_dir(CHECKPOINTS_DIR)
     damage = dict(_damage(tree, there, recording))
-    counting = _eligible(store) if late_commits else set(there)
+    counting = _eligible(store, begun_generations(ledger)) if late_commits else set(there)
     violations = [*_structure(tree, there, counting, recording, promise, damage)]
     if lost := sorted(promise.recorded - {entry["seq"] for entry in ledger}):
         violations.append(Violation("recorded", f"lines {lost} are missing"))
@@ -122,8 +121,7 @@ def check(
         )
     except NothingVerifies as error:
         broken = "recovers" if promise.fresh else "never lost"
-        if not (late_commits and promise.fresh and _is_doubtful(store, ledger)):
-            violations.append(Violation(broken, f"nothing was found to restore: {error}"))
+        violations.append(Violation(broken, f"nothing was found to restore: {error}"))
     except Exception as error:  # whatever it is: no state justifies another error
         violations.append(Violation("recovers", f"{type(error).__name__}: {error}"))
     else:
@@ -180,14 +178,8 @@ def _structure(
             yield Violation("kept", f"{name} was committed, and {damage.get(name, 'its directory')} is not there")
 
 
-def _is_doubtful(store: Store, ledger: list[dict[str, Any]]) -> bool:
-    """Whether the newest generation is not known to have begun."""
-    newest = lineage.current(RunArchive(store).scan(manifests=False).generations)
-    return newest is not None and newest.number not in begun_generations(ledger)
-
-
-def _eligible(store: Store) -> set[str]:
-    scan = RunArchive(store).scan(manifests=False)
+def _eligible(store: Store, begun: Collection[int]) -> set[str]:
+    scan = RunArchive(store).scan(begun=begun, manifests=False)
     return {record.name for record in lineage.eligible(scan.generations, scan.checkpoints)}
 
 

@@ -72,7 +72,8 @@ def _write(found: "Findings", verdicts: list[Verdict], console: Console) -> None
     for column in ("", "runs", "states", "classes", "violations"):
         table.add_column(column, justify="left" if not column else "right")
     rows = [(f"all of {ranks} ranks", tally) for ranks, tally in sorted(found.small.items())]
-    for name, tally in (*rows, ("on object storage", found.objects), ("drawn", found.drawn), ("together", found.total)):
+    rows += [("on object storage", found.objects), ("two drivers at once", found.rivals)]
+    for name, tally in (*rows, ("drawn", found.drawn), ("together", found.total)):
         numbers = (tally.recordings, len(tally.states), len(tally.classes), tally.violations)
         table.add_row(name, *(f"{number:,}" for number in numbers))
     console.print(table)

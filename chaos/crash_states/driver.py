@@ -135,6 +135,7 @@ class Driver:
         )
         record = created.record
         self.ledger.append("generation", generation=record.number, checkpoint=record.parent, reason=reason)
+        self.course.mark("generation begun", number=record.number, parent=record.parent)
         self.generation, self.step = record.number, record.restored_step
         self.machine.generation_started(created.generations, at=0.0)
 

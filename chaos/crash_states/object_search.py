@@ -14,7 +14,7 @@ from chaos.crash_states.object_record import bucket_of
 from chaos.crash_states.promises import promises
 from chaos.crash_states.requests import Event, all_states, describe, moments
 from chaos.crash_states.scenario import TINY_BYTES, Order, Plan, Recording, record_requests
-from chaos.crash_states.search import Tally, caught, judge_state
+from chaos.crash_states.search import Tally, caught, judge_state, power_went
 
 _ORDERS: tuple[Order, ...] = ("in step", "drawn", "one by one")
 _COURSES: tuple[tuple[Order, bool, bool], ...] = (
@@ -77,4 +77,5 @@ def _look_at(recording: Recording[Event], tally: Tally, judged: set[object]) -> 
             if (state.digest, promise) not in judged:
                 judged.add((state.digest, promise))
                 last = describe(moment.last) if moment.last is not None else ""
-                judge_state(tally, recording.plan, moment.operations, last, state, judge.check(state.tree, promise))
+                when = power_went(moment.operations, last)
+                judge_state(tally, recording.plan, when, state, judge.check(state.tree, promise))

@@ -36,10 +36,10 @@ class Promise:
             case "generation begins" if facts["parent"] is not None:
                 return replace(self, acceptable=self.acceptable | {facts["parent"]})
             case "generation created":
-                parent = facts["parent"]
-                known = replace(self, generation=max(self.generation, facts["number"]))
+                return replace(self, generation=max(self.generation, facts["number"]))
+            case "generation begun" if facts["parent"] is not None:
                 # From here on the lineage goes through its parent, and what came after that is rolled back.
-                return known if parent is None else replace(known, acceptable=frozenset({parent}), fresh=False)
+                return replace(self, acceptable=frozenset({facts["parent"]}), fresh=False)
             case "recorded":
                 return replace(self, recorded=self.recorded | {facts["seq"]})
         return self

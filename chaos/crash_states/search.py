@@ -55,19 +55,11 @@ class Tally:
         self.violations += other.violations
         self.examples = (self.examples + other.examples)[:_EXAMPLES_MAX]
 
-    def violated(self, guarantee: str, detail: str, plan: Plan, operations: int, last: str) -> None:
-        """Count it, and keep the first ones."""
+    def violated(self, guarantee: str, detail: str, plan: Any, when: str) -> None:
+        """Count it, and keep the first ones. `plan`: the dataclass that says what was done."""
         self.violations += 1
         if len(self.examples) < _EXAMPLES_MAX:
-            self.examples.append(
-                {
-                    "guarantee": guarantee,
-                    "detail": detail,
-                    "plan": asdict(plan),
-                    "operations": operations,
-                    "last": last,
-                }
-            )
+            self.examples.append({"guarantee": guarantee, "detail": detail, "plan": asdict(plan), "when": when})
 
 
 def small_plans(seed: int, ranks: int, drawn: int) -> list[Plan]:
@@ -114,7 +106,7 @@ def look_at_all(plans: Sequence[Plan], part: int, parts: int) -> Tally:
                 key = (state.digest, promise)
                 if state.digest[0] % parts == part and key not in judged:
                     judged.add(key)
-                    judge_state(tally, plan, *_when(situation), state, judge.check(state.tree, promise))
+                    judge_state(tally, plan, _when(situation), state, judge.check(state.tree, promise))
     return tally
 
 
@@ -130,13 +122,13 @@ def look_at_some(seed: int, draws: int = DRAWS) -> Tally:
             continue
         judged.add((state.digest, promise))
         verdict = judge.check(state.tree, promise)
-        judge_state(tally, plan, *_when(situation), state, verdict)
+        judge_state(tally, plan, _when(situation), state, verdict)
         if tally.on_disk < _ON_DISK:
             tally.on_disk += 1
             on_disk = _check_on_disk(state.tree, recording, promise)
             if on_disk != verdict:
                 told = f"in memory it comes to {verdict}, on disk to {on_disk}"
-                tally.violated("the same on disk", told, plan, *_when(situation))
+                tally.violated("the same on disk", told, plan, _when(situation))
     return tally
 
 
@@ -158,7 +150,7 @@ def look_at_mutant(index: int, seed: int) -> dict[str, Any]:
                 judged.add((state.digest, promise))
                 looked += 1
                 tally = Tally()
-                judge_state(tally, plan, *_when(situation), state, judge.check(state.tree, promise))
+                judge_state(tally, plan, _when(situation), state, judge.check(state.tree, promise))
                 if tally.examples:
                     return caught(mutant.name, looked, tally.examples[0])
     return caught(mutant.name, looked, None)
@@ -211,31 +203,36 @@ def _drawn(recording: Recording[Op], rng: random.Random, draws: int) -> Iterator
         yield found[at], at, draw(found[at], rng)
 
 
-def judge_state(tally: Tally, plan: Plan, operations: int, last: str, state: State, verdict: Verdict) -> None:
+def judge_state(tally: Tally, plan: Plan, when: str, state: State, verdict: Verdict) -> None:
     """Count it, and what is wrong with it."""
     tally.checks += 1
     tally.states.add(state.digest)
     tally.classes.add(digest_of(visible(state.tree)))
     for violation in verdict.violations:
-        tally.violated(violation.guarantee, violation.detail, plan, operations, last)
+        tally.violated(violation.guarantee, violation.detail, plan, when)
 
 
 def caught(name: str, looked: int, example: Mapping[str, Any] | None) -> dict[str, Any]:
     """What is reported of a mutant: `example` is the violation that it was caught by, if it was."""
     if example is None:
-        return {"name": name, "caught": False, "states": looked, "guarantee": "", "detail": "", "after": ""}
+        return {"name": name, "caught": False, "states": looked, "guarantee": "", "detail": "", "when": ""}
     return {
         "name": name,
         "caught": True,
         "states": looked,
         "guarantee": example["guarantee"],
         "detail": example["detail"],
-        "after": f"operation {example['operations']}: {example['last']}",
+        "when": example["when"],
     }
 
 
-def _when(situation: Situation) -> tuple[int, str]:
-    return situation.operations, describe(situation.last) if situation.last is not None else ""
+def power_went(operations: int, last: str) -> str:
+    """When, for people."""
+    return f"the power went after operation {operations}, {last}"
+
+
+def _when(situation: Situation) -> str:
+    return power_went(situation.operations, describe(situation.last) if situation.last is not None else "")
 
 
 def _check_on_disk(tree: Tree, recording: Recording[Op], promise: Promise) -> Verdict:

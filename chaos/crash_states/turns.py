@@ -56,9 +56,14 @@ class Turns:
         for error in sorted(raised, key=lambda error: not isinstance(error, Killed)):
             raise error
 
+    @property
+    def me(self) -> int | None:
+        """Which actor this thread is; None for one that is none of them."""
+        return self._actors.get(threading.get_ident())
+
     def wait(self) -> None:
         """Until it is this thread's turn; at once for a thread that is none of the actors."""
-        me = self._actors.get(threading.get_ident())
+        me = self.me
         if me is None:
             return
         with self._changed:

@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.archive import RunArchive, ScanResult
 from orchestrator.decide import ladder, lineage
 from orchestrator.decide.lineage import CheckpointRecord
-from orchestrator.observe.ledger import committed_checkpoints, read_ledger
+from orchestrator.observe.ledger import begun_generations, committed_checkpoints, read_ledger
 from workers.checkpoint.manifest import read_manifest
 from workers.checkpoint.reader import CheckpointReader
 from workers.checkpoint.store import LocalStore
@@ -36,7 +36,7 @@ def final_digests(run_dir: Path, steps: int) -> Digests:
     """
     store = LocalStore(run_dir)
     ledger = read_ledger(run_dir / "ledger.jsonl")
-    choice = RunArchive(store).select(committed_checkpoints(ledger)).choice
+    choice = RunArchive(store).select(committed_checkpoints(ledger), begun=begun_generations(ledger)).choice
     assert isinstance(choice, ladder.Restore), f"the ladder chooses {choice}"
     assert choice.step == steps, f"the ladder chooses {choice.name}, and the last step is {steps}"
     manifest = read_manifest(store, choice.name)
@@ -64,7 +64,7 @@ def look(
     `reference`: the digests of the run that nobody disturbed. An unfinished run is judged for safety alone."""
     store = LocalStore(run_dir)
     ledger = read_ledger(run_dir / "ledger.jsonl")
-    scan = RunArchive(store).scan(committed_checkpoints(ledger))
+    scan = RunArchive(store).scan(committed_checkpoints(ledger), begun=begun_generations(ledger))
     broken = [
         *_torn(store, scan, ledger),
         *_lost(scan, told, keep_last),

@@ -17,7 +17,7 @@ from rich.table import Table
 from orchestrator.archive import RunArchive, ScanResult
 from orchestrator.cli.progress import byte_progress
 from orchestrator.decide.lineage import CheckpointRecord, eligible
-from orchestrator.observe.ledger import LEDGER_FILE, committed_checkpoints, read_ledger
+from orchestrator.observe.ledger import LEDGER_FILE, begun_generations, committed_checkpoints, read_ledger
 from orchestrator.run_store import checkpoint_storage_of, store_of
 from workers.checkpoint.manifest import Manifest
 from workers.checkpoint.place import open_store
@@ -159,8 +159,9 @@ def _scan(run_dir: Path) -> ScanResult:
     if not elsewhere and not (run_dir / "generations").is_dir() and not (run_dir / "checkpoints").is_dir():
         raise CallerError(f"{run_dir} is not the directory of a run: it has neither generations/ nor checkpoints/")
     ledger = run_dir / LEDGER_FILE
-    committed = committed_checkpoints(read_ledger(ledger)) if ledger.exists() else frozenset()
-    return RunArchive(open_store(run_dir, elsewhere)).scan(committed, fresh=False)
+    entries = read_ledger(ledger) if ledger.exists() else []
+    archive = RunArchive(open_store(run_dir, elsewhere))
+    return archive.scan(committed_checkpoints(entries), begun=begun_generations(entries), fresh=False)
 
 
 def _rows(scan: ScanResult) -> list[Row]:

@@ -4,6 +4,8 @@ Invariants:
 - Every state that the run has now was reached on one path through the generations. A checkpoint counts exactly if it
   lies on that path, whenever it was finished: a late commit is harmless, and a rolled-back timeline never comes back,
   however high its steps.
+- A generation that has left nothing but its file, and is not known to have begun, does not count: whoever created it
+  was gone before it could see what had been committed meanwhile.
 - A number is used once. The next one lies above every generation that left any trace: a file, or an attempt's name.
 
 Faults survived: generation files that were lost or damaged. The path then ends there, and what lies further back no
@@ -11,7 +13,7 @@ longer counts; it is not guessed.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -78,6 +80,18 @@ class Link:
 
     generation: int
     step_max: int | None
+
+
+def without_void(
+    generations: Iterable[GenerationRecord], attempts: Iterable[CheckpointRecord], begun: Collection[int]
+) -> tuple[GenerationRecord, ...]:
+    """The records, lowest first, without the highest ones as far as these do not count. `begun`: the numbers of those
+    that are known to have begun; without any nothing is known, and all count."""
+    records = sorted(generations, key=lambda record: record.number)
+    traces = {*begun, *(attempt.generation for attempt in attempts)}
+    while begun and records and records[-1].number not in traces and records[-1].source != "unknown":
+        records.pop()
+    return tuple(records)
 
 
 def chain(generations: Iterable[GenerationRecord], checkpoints: Iterable[CheckpointRecord] = ()) -> tuple[Link, ...]:

@@ -176,9 +176,10 @@ def committed_checkpoints(entries: Iterable[dict[str, Any]]) -> frozenset[str]:
     return frozenset(names)
 
 
-def begun_generations(entries: Iterable[dict[str, Any]]) -> frozenset[int]:
-    """Numbers of the generations that the ledger says were created and not found void."""
-    return frozenset(entry["generation"] for entry in entries if entry["kind"] == "generation")
+def begun_generations(entries: Iterable[Mapping[str, Any]]) -> frozenset[int]:
+    """Numbers of the generations that the ledger says were created and not found void, or whose ranks it heard of."""
+    kinds = ("generation", "restored", "first_step")
+    return frozenset(entry["generation"] for entry in entries if entry["kind"] in kinds)
 
 
 def entries_in(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:

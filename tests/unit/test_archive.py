@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator import recovery
 from orchestrator.archive import LineageMoved, RunArchive, ScanResult
 from orchestrator.decide.ladder import Fresh, FromMemory, NothingVerifies, Restore
 from orchestrator.decide.lineage import GenerationRecord, MemorySet, eligible
@@ -595,3 +596,39 @@ def test_whatever_happens_the_newest_state_of_the_present_path_is_selected(actio
             choice = run.archive.select().choice
             assert isinstance(choice, Restore)
             assert choice.name == path[-1].name
+
+
+def test_one_look_at_what_another_driver_changes_meanwhile_is_no_reason_to_stop(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by crash states of two drivers: the other one committed and deleted while this one listed."""
+    run.start(1)
+    older = run.save(1, 20)
+    scan, looks = run.archive.scan, []
+
+    def scanned(*args: Any, **kwargs: Any) -> ScanResult:
+        found = scan(*args, **kwargs)
+        looks.append(found)
+        if len(looks) == 1:  # the listing is as of before, the rest of after
+            newer = run.save(1, 40)
+            shutil.rmtree(run.directory(older))
+            assert newer.name not in {checkpoint.name for checkpoint in found.checkpoints}
+            return replace(found, checkpoints=(), vanished=found.checkpoints)
+        return found
+
+    monkeypatch.setattr(run.archive, "scan", scanned)
+    created = recovery.create_generation(
+        run.archive,
+        run_dir=run.root,
+        committed={older.name},
+        begun={1},
+        driver="e",
+        reason="failure",
+        world_size=WORLD,
+        skip=(),
+        suspects={},
+        memory=None,
+        on_quarantine=lambda name, reason: None,
+    )
+    assert created.record.restored_step == 40
+    assert len(looks) == 2

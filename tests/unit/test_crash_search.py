@@ -225,7 +225,7 @@ def test_how_many_states_were_judged_is_told_on_the_way(monkeypatch: pytest.Monk
 
 def test_a_violation_and_an_uncaught_mutant_fail_the_check() -> None:
     plan = Plan(seed=1, ranks=2)
-    caught: dict[str, Any] = {"name": "m", "caught": True, "states": 3, "detail": "x", "guarantee": "kept", "after": ""}
+    caught: dict[str, Any] = {"name": "m", "caught": True, "states": 3, "detail": "x", "guarantee": "kept", "when": ""}
     found = campaign.Findings(seed=1, mutants=[caught])
     assert exit_code(campaign.verdicts(found)) == 0
     found.mutants.append({**caught, "name": "n", "caught": False, "detail": ""})

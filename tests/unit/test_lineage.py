@@ -1,5 +1,7 @@
 """The walk back from the highest generation, checked against a plain model: the states a run went through."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +13,7 @@ from orchestrator.decide.lineage import (
     eligible,
     newest,
     next_number,
+    without_void,
 )
 from workers.checkpoint.manifest import checkpoint_name
 
@@ -104,3 +107,26 @@ def test_eligible_is_exactly_what_lies_on_the_path_that_led_to_the_present(data:
     shuffled = data.draw(st.permutations(generations))
     found = [(item.generation, item.step) for item in eligible(shuffled, [checkpoint(*key) for key in order])]
     assert found == [state for state in reversed(paths[len(generations)]) if state in saved]
+
+
+def test_the_highest_generations_do_not_count_if_they_left_nothing_and_are_not_known_to_have_begun() -> None:
+    records = [generation(1), generation(2, 1, 10), generation(3, 1, 10)]
+    assert without_void(records, [checkpoint(1, 10)], {1}) == (records[0],)
+    assert without_void(records, [checkpoint(1, 10)], {1, 2}) == (records[0], records[1])
+    assert without_void(records, [checkpoint(1, 10), checkpoint(3, 20)], {1}) == tuple(records)
+    assert without_void(records, [checkpoint(1, 10)], {1, 3}) == tuple(records)
+
+
+def test_nothing_is_void_where_nothing_is_known_or_a_file_cannot_be_read() -> None:
+    records = [generation(1), generation(2, 1, 10)]
+    assert without_void(records, [checkpoint(1, 10)], ()) == tuple(records)
+    unread = replace(records[1], source="unknown", parent_generation=None)
+    assert without_void([records[0], unread], [checkpoint(1, 10)], {1}) == (records[0], unread)
+
+
+def test_what_was_committed_beside_a_generation_that_never_began_is_the_newest() -> None:
+    """It was to restore step 10, and its driver was gone before it could see step 20."""
+    checkpoints = [checkpoint(1, 10), checkpoint(1, 20)]
+    records = [generation(1), generation(2, 1, 10)]
+    assert newest(records, checkpoints) == checkpoints[0]
+    assert newest(without_void(records, checkpoints, {1}), checkpoints) == checkpoints[1]
