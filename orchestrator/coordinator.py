@@ -179,7 +179,8 @@ class Coordinator:
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
         self._worker: asyncio.Task[None] | None = None
         self._looking: list[asyncio.Task[None]] = []
-        newest = recovery.newest_committed(self._archive)
+        begun = begun_generations(read_ledger(self._ledger.path))
+        newest = recovery.newest_committed(self._archive, begun)
         self._committed_step = newest.step if newest else None
         self._loss: float | None = None
         self._saves.restoring = current.parent if current else None
@@ -210,7 +211,7 @@ class Coordinator:
             cadence=self._cadence,
             outcome=before.outcome,
             skipped=recovery.skipped_batches(self._ledger.path),
-            begun=set(begun_generations(read_ledger(self._ledger.path))),
+            begun=set(begun),
             put=self._put,
             checkpoint=newest.name if newest else None,
             record=current,

@@ -149,8 +149,9 @@ def _passes_over(passed: Iterable[tuple[str, str]], suspects: Mapping[str, str])
     return any(lineage.state_of(name) in states for name, _ in passed)
 
 
-def newest_committed(archive: RunArchive) -> CheckpointRecord | None:
-    scan = archive.scan(manifests=False, fresh=False)
+def newest_committed(archive: RunArchive, begun: Collection[int] = ()) -> CheckpointRecord | None:
+    """On the lineage. `begun`: see RunArchive.scan."""
+    scan = archive.scan(begun=begun, manifests=False, fresh=False)
     return lineage.newest(scan.generations, scan.checkpoints)
 
 
