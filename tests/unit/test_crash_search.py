@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from chaos.crash_states import campaign, object_search, search
+from chaos.crash_states import campaign, object_search, rival_search, search
 from chaos.crash_states.check import GUARANTEES, Judge
 from chaos.crash_states.command import crash_states
 from chaos.crash_states.enumerate import Tree, draw
@@ -18,6 +18,7 @@ from chaos.crash_states.mutants import mutants
 from chaos.crash_states.object_mutants import object_mutants
 from chaos.crash_states.ops import ROOT, Make, Mark, SyncDir, describe
 from chaos.crash_states.promises import promises
+from chaos.crash_states.rivals import Schedule
 from chaos.crash_states.scenario import Plan, Recording, record, record_requests
 from chaos.crash_states.search import Tally, look_at_all, look_at_mutant, look_at_some
 from chaos.crash_states.turns import Killed, Turns
@@ -99,6 +100,7 @@ def test_what_was_promised_is_read_from_the_marks() -> None:
         Mark("generation begins", {"number": 2, "parent": "one"}),
         Mark("generation created", {"number": 2, "parent": "one"}),
         Mark("recorded", {"seq": 4}),
+        Mark("generation begun", {"number": 2, "parent": "one"}),
     ]
     found = promises(marks)
     assert [sorted(promise.acceptable) for promise in found] == [
@@ -110,10 +112,11 @@ def test_what_was_promised_is_read_from_the_marks() -> None:
         ["two"],
         ["two"],
         ["one", "two"],
-        ["one"],
+        ["one", "two"],
+        ["one", "two"],
         ["one"],
     ]
-    assert [promise.fresh for promise in found] == [True] * 3 + [False] * 7
+    assert [promise.fresh for promise in found] == [True] * 3 + [False] * 8
     assert found[5].kept == {"one", "two"} and found[6].kept == {"two"}
     assert found[-1].generation == 2 and found[-1].recorded == {4}
 
@@ -195,6 +198,8 @@ def test_the_report_says_what_was_looked_at(
     monkeypatch.setattr(campaign, "object_mutants", lambda: object_mutants()[:1])
     monkeypatch.setattr(search, "small_plans", lambda seed, ranks, drawn: [])
     monkeypatch.setattr(object_search, "object_plans", lambda seed: [one])
+    monkeypatch.setattr(campaign, "rival_mutants", tuple)
+    monkeypatch.setattr(rival_search, "schedules", lambda seed: [Schedule(play="takes over", turns=((1, 9), (0, 99)))])
     with pytest.raises(typer.Exit) as ended:
         crash_states(states=60, seed=3, jobs=1, out=tmp_path / "report", as_json=True)
     assert ended.value.exit_code == 0
@@ -202,14 +207,16 @@ def test_the_report_says_what_was_looked_at(
     assert report["states"] >= 60 and report["violations"] == 0 and report["seconds"] > 0
     objects = report["object_store"]
     assert objects["recordings"] == record_requests(one).calls + 1 and objects["states"] > 20
-    assert report["states"] == objects["states"] + report["drawn"]["states"]
+    assert report["states"] == objects["states"] + report["drawn"]["states"] + report["two_drivers"]["states"]
+    assert report["two_drivers"]["recordings"] == 1
     caught = {mutant["name"]: mutant["caught"] for mutant in report["mutants"]}
     assert caught == {"no file is fsynced": True, "objects: the manifest comes before the shards": True}
     assert Path(report["report"]) == tmp_path / "report" / "report.html"
     written = json.loads((tmp_path / "report" / "report.json").read_text())
-    assert [verdict["name"] for verdict in written["verdicts"]][:2] == [
+    assert [verdict["name"] for verdict in written["verdicts"]][:3] == [
         "states after a power loss",
         "states of object storage",
+        "states after two drivers at once",
     ]
     assert written["command"] == "lastgood chaos crash-states --seed 3 --states 60"
     assert "mutant: no file is fsynced" in (tmp_path / "report" / "junit.xml").read_text()
@@ -231,7 +238,7 @@ def test_a_violation_and_an_uncaught_mutant_fail_the_check() -> None:
     found.mutants.append({**caught, "name": "n", "caught": False, "detail": ""})
     assert exit_code(campaign.verdicts(found)) == 3
     found = campaign.Findings(seed=1, drawn=Tally())
-    found.drawn.violated("kept", "gone", plan, 0, "")
+    found.drawn.violated("kept", "gone", plan, "at the end")
     broken = campaign.verdicts(found)[0]
     assert broken.outcome is Outcome.BROKEN and GUARANTEES["kept"] in broken.detail and "--seed 1" in broken.replay
     peer = {"name": "p", "skipped": "", "states": 5, "violations": 2, "detail": "lost", "kinds": {"lost": 2}}

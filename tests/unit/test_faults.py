@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,15 @@ def run(tmp_path: Path) -> FakeRun:
 def sleeper() -> Iterator["subprocess.Popen[bytes]"]:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     yield process
+    process.kill()
+    process.wait()
+
+
+@contextmanager
+def held_elsewhere(slot: Slot) -> Iterator[int]:
+    """The process id of one that holds this slot and, unlike this one, no other."""
+    process = subprocess.Popen(["sleep", "600"], pass_fds=[slot.fd])
+    yield process.pid
     process.kill()
     process.wait()
 
@@ -105,10 +115,11 @@ def test_hidden_directory_is_left_to_those_whom_permissions_stop() -> None:
 def test_bit_flips_in_a_complete_snapshot_in_memory_and_its_digest_does_not_hold(tmp_path: Path) -> None:
     slot, image_bytes = write_image(two_ranks()[0])
     before = bytes(slot.image[:image_bytes])
-    target = Target(run_dir=tmp_path, status=lambda: status_of(os.getpid()))
-    assert FAULTS["flip_snapshot"].inject(target, random.Random(0)) is None, "without a digest nothing could tell"
-    slot.set_digest(xxhash.xxh3_128(before).hexdigest())
-    context = inject(FAULTS["flip_snapshot"], target).context
+    with held_elsewhere(slot) as pid:
+        target = Target(run_dir=tmp_path, status=lambda: status_of(pid))
+        assert FAULTS["flip_snapshot"].inject(target, random.Random(0)) is None, "without a digest nothing could tell"
+        slot.set_digest(xxhash.xxh3_128(before).hexdigest())
+        context = inject(FAULTS["flip_snapshot"], target).context
     after = bytes(slot.image[:image_bytes])
     slot.close()
     assert context["damage"]
@@ -120,8 +131,9 @@ def test_bit_flips_in_a_complete_snapshot_in_memory_and_its_digest_does_not_hold
 def test_a_snapshot_that_is_not_complete_is_left_alone(tmp_path: Path) -> None:
     slot = Slot.create(4096)
     slot.begin(rank=0, generation=1, step=1)
-    target = Target(run_dir=tmp_path, status=lambda: status_of(os.getpid()))
-    assert FAULTS["flip_snapshot"].inject(target, random.Random(0)) is None
+    with held_elsewhere(slot) as pid:
+        target = Target(run_dir=tmp_path, status=lambda: status_of(pid))
+        assert FAULTS["flip_snapshot"].inject(target, random.Random(0)) is None
     slot.close()
 
 
