@@ -134,9 +134,7 @@ class Bench:
 
     def save_and_weigh(self, name: str) -> None:
         self._save(name)
-        group = self._group(name)
-        group.ranks.ask(do="to_first_turn", arm=name)
-        self.results[name].add("memory_held", pss_bytes(group.pids()))
+        self.results[name].add("memory_held", pss_bytes(self._group(name).pids()))
 
     def memory_bytes(self) -> int:
         return sum(pss_bytes(group.pids()) for group in self._groups.values())

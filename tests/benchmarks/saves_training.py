@@ -154,12 +154,6 @@ class Training:
         ended = time.monotonic()
         return ended - began, waited + ended - stepped
 
-    def to_first_turn(self) -> None:
-        """Train until the next step is of the first turn. Turns may differ in how many blocks they train, and so in
-        what the training itself holds after them."""
-        while self._steps % TURNS:
-            self.step()
-
     def state_dict(self) -> dict[str, Any]:
         """The live tensors, as torch.distributed.checkpoint takes them."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
@@ -266,8 +260,6 @@ def serve(
                 elif command["do"] == "train":
                     for _ in range(command["steps"]):
                         training.step()
-                elif command["do"] == "to_first_turn":
-                    training.to_first_turn()
                 elif command["do"] == "save":
                     flight, digests[arm.name] = measure_save(training, arm, Path(command["directory"]))
                     answer = asdict(flight)
