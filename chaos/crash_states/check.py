@@ -97,9 +97,9 @@ def check(
     gone may have arrived since."""
     ledger = parse_ledger(store.read_bytes(LEDGER_FILE)) if store.exists(LEDGER_FILE) else []
     there = store.list_dir(CHECKPOINTS_DIR)
-    damage = dict(_damage(tree, there, recording))
+    damaged = dict(damage(tree, there, recording))
     counting = _eligible(store, begun_generations(ledger)) if late_commits else set(there)
-    violations = [*_structure(tree, there, counting, recording, promise, damage)]
+    violations = [*_structure(tree, there, counting, recording, promise, damaged)]
     if lost := sorted(promise.recorded - {entry["seq"] for entry in ledger}):
         violations.append(Violation("recorded", f"lines {lost} are missing"))
     quarantined: dict[str, str] = {}
@@ -130,12 +130,12 @@ def check(
         if created.record.number <= promise.generation:
             told = f"generation {created.record.number} is created, and {promise.generation} was there"
             violations.append(Violation("number used once", told))
-    for name in sorted(quarantined.keys() - damage.keys()):
+    for name in sorted(quarantined.keys() - damaged.keys()):
         violations.append(Violation("rightly quarantined", f"{name}, for {quarantined[name]!r}, and it is whole"))
     return Verdict(chosen, tuple(sorted(quarantined)), tuple(violations))
 
 
-def _damage(tree: Tree, there: Sequence[str], recording: Recording[Any]) -> Iterator[tuple[str, str]]:
+def damage(tree: Tree, there: Sequence[str], recording: Recording[Any]) -> Iterator[tuple[str, str]]:
     """(name, what is wrong) of each directory of a checkpoint that is not all that was saved."""
     for name in there:
         folder = _folder(tree, CHECKPOINTS_DIR).get(name)
@@ -154,7 +154,7 @@ def _structure(
     counting: Collection[str],
     recording: Recording[Any],
     promise: Promise,
-    damage: Mapping[str, str],
+    damaged: Mapping[str, str],
 ) -> Iterator[Violation]:
     checkpoints = _folder(tree, CHECKPOINTS_DIR)
     for where, folder in [
@@ -170,12 +170,12 @@ def _structure(
             created = where == GENERATIONS_DIR and int(name.partition(".")[0]) <= promise.generation
             if content not in (allowed[-1:] if created else allowed):
                 yield Violation("never half", f"{path} has other bytes than were written ({len(content)})")
-    for name, path in damage.items():
+    for name, path in damaged.items():
         if MANIFEST_FILE in _folder(checkpoints, name) and name in counting:
             yield Violation("commit means whole", f"{path} is missing or has other bytes")
     for name in sorted(promise.kept):
-        if name in damage or name not in there:
-            yield Violation("kept", f"{name} was committed, and {damage.get(name, 'its directory')} is not there")
+        if name in damaged or name not in there:
+            yield Violation("kept", f"{name} was committed, and {damaged.get(name, 'its directory')} is not there")
 
 
 def _eligible(store: Store, begun: Collection[int]) -> set[str]:

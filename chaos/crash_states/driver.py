@@ -69,7 +69,7 @@ class MarkingArchive(RunArchive):
         self._course.mark("commit begins", name=manifest.name)
 
     def delete(self, name: str, *, my_generation: int) -> bool:
-        self._course.mark("delete begins", name=name)
+        self._course.mark("delete begins", name=name, generation=my_generation)
         return super().delete(name, my_generation=my_generation)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain, product
 from typing import Any, cast
 
-from chaos.crash_states.check import Judge, Violation
+from chaos.crash_states.check import Judge, Violation, damage
 from chaos.crash_states.enumerate import digest_of
 from chaos.crash_states.object_record import bucket_of
 from chaos.crash_states.promises import Promise
@@ -24,7 +24,7 @@ from chaos.crash_states.rivals import PLAYS, Play, Played, RivalDriver, Schedule
 from chaos.crash_states.search import Tally, caught
 from orchestrator.archive import GENERATIONS_DIR, QUARANTINE_DIR
 from orchestrator.decide.lineage import state_of
-from workers.checkpoint.manifest import CHECKPOINTS_DIR, checkpoint_dir
+from workers.checkpoint.manifest import CHECKPOINTS_DIR
 from workers.checkpoint.store import Store
 from workers.errors import Fenced, LastgoodError
 
@@ -106,11 +106,12 @@ def violations(played: Played) -> list[Violation]:
 class _Owed:
     def __init__(self, played: Played) -> None:
         self._played = played
-        self._store: Store = bucket_of(tree_of(played.objects))
+        self._tree = tree_of(played.objects)
+        self._store: Store = bucket_of(self._tree)
         self._created = {int(facts["number"]): facts["parent"] for facts in self._facts("generation created")}
         self._newest = max(self._created)
         self._committed = [str(facts["name"]) for facts in self._facts("committed")]
-        self._deletes = [str(facts["name"]) for facts in self._facts("deletes")]
+        self._deletes = [str(facts["name"]) for facts in self._facts("delete begins")]
 
     def of_drivers(self) -> Iterator[Violation]:
         """A driver stops only because another one has taken over, which then gets through."""
@@ -143,7 +144,8 @@ class _Owed:
         dropped = {str(facts["path"]).rpartition("/")[2] for facts in self._facts("drops")}
         kept = {name for name in refused - dropped if self._deletes.count(name) == 1}
         kept |= {parent} if parent is not None and self._newest_commit() is None else set()
-        whole = self._whole()
+        there = self._store.list_dir(CHECKPOINTS_DIR)
+        whole = set(there) - {name for name, _ in damage(self._tree, there, self._played.recording)}
         for name in sorted(kept - whole):
             yield Violation("kept", f"{name} was to stay, and is not there, or not whole")
         for name in sorted(whole):
@@ -164,20 +166,11 @@ class _Owed:
             kept=frozenset(set(self._committed) - set(self._deletes)),
             generation=self._newest,
         )
-        tree = tree_of(self._played.objects)
-        yield from Judge(self._played.recording, bucket_of).check(tree, promise).violations
+        yield from Judge(self._played.recording, bucket_of).check(self._tree, promise).violations
 
     def _newest_commit(self) -> str | None:
         """Of those that have returned in the newest generation."""
         return max((name for name in self._committed if _state(name)[0] >= self._newest), key=_state, default=None)
-
-    def _whole(self) -> set[str]:
-        found = set()
-        for name in self._store.list_dir(CHECKPOINTS_DIR):
-            expected = [path for path in self._played.recording.expected if path.startswith(f"{checkpoint_dir(name)}/")]
-            if all(self._played.objects.get(path) in self._played.recording.expected[path] for path in expected):
-                found.add(name)
-        return found
 
     def _facts(self, kind: str) -> Sequence[Any]:
         return [mark.facts for mark in self._played.marks if mark.kind == kind]

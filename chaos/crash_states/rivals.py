@@ -37,8 +37,8 @@ _STEPS_APART = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """turns: (driver, how many requests it may send), one after the other; then each runs to its end, the first of
-    `turns` first. twice: (driver, number) of a request whose answer is lost. gone: (driver, number) of its last
+    """turns: (driver, how many turns it has), one after the other: one up to its first request, and one for each
+    request; then each runs to its end, the first of `turns` first. twice: (driver, number) of a request whose answer is lost. gone: (driver, number) of its last
     request."""
 
     play: Play
@@ -73,7 +73,7 @@ class RivalDriver(ObjectDriver):
 
 
 class RivalArchive(MarkingArchive):
-    """Marks also whose deletions begin, which are refused, and what a generation's object holds."""
+    """Marks also which deletions are refused, and what a generation's object holds."""
 
     def create_generation(self, record: GenerationRecord, *, seen: ScanResult) -> tuple[GenerationRecord, ...]:
         records = super().create_generation(record, seen=seen)
@@ -81,7 +81,6 @@ class RivalArchive(MarkingArchive):
         return records
 
     def delete(self, name: str, *, my_generation: int) -> bool:
-        self._course.mark("deletes", name=name, generation=my_generation)
         deleted = super().delete(name, my_generation=my_generation)
         if not deleted:
             self._course.mark("delete refused", name=name)
@@ -191,13 +190,12 @@ class _Stage:
             return False
         if not self._goes_on(me):
             self.course.turns.wait()
-        self.requests[me] += 1
-        this = (me, self.requests[me])
-        if changes:
-            self.changes[me].add(this[1])
-        if self.schedule.gone is not None and this[0] == self.schedule.gone[0] and this > self.schedule.gone:
+        if self.schedule.gone == (me, self.requests[me]):
             raise Killed
-        return this == self.schedule.twice
+        self.requests[me] += 1
+        if changes:
+            self.changes[me].add(self.requests[me])
+        return self.schedule.twice == (me, self.requests[me])
 
     def deleting(self, key: str) -> None:
         """A key is deleted: what the newest generation relies on must not be, but by itself."""
@@ -206,7 +204,7 @@ class _Stage:
         if newest is None or newest["parent"] is None or not key.startswith(f"{checkpoint_dir(newest['parent'])}/"):
             return
         number, parent = int(newest["number"]), str(newest["parent"])
-        deletes = [mark.facts for mark in self._marks("deletes")]
+        deletes = [mark.facts for mark in self._marks("delete begins")]
         if not any(one["name"] == parent and one["generation"] >= number for one in deletes):
             self.touched.append((parent, number))
 

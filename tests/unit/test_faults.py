@@ -49,9 +49,11 @@ def sleeper() -> Iterator["subprocess.Popen[bytes]"]:
 def held_elsewhere(slot: Slot) -> Iterator[int]:
     """The process id of one that holds this slot and, unlike this one, no other."""
     process = subprocess.Popen(["sleep", "600"], pass_fds=[slot.fd])
-    yield process.pid
-    process.kill()
-    process.wait()
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
 
 
 def status_of(pid: int) -> dict[str, Any]:
