@@ -38,8 +38,8 @@ _STEPS_APART = 10
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """turns: (driver, how many turns it has), one after the other: one up to its first request, and one for each
-    request; then each runs to its end, the first of `turns` first. twice: (driver, number) of a request whose answer is lost. gone: (driver, number) of its last
-    request."""
+    request; then each runs to its end, the first of `turns` first. twice: (driver, number) of a request whose answer is
+    lost. gone: (driver, number) of its last request."""
 
     play: Play
     turns: tuple[tuple[int, int], ...] = ()
